@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +42,11 @@ def test_capital_of_france(folder: Path) -> None:
     output = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     answer = output[0, inputs["input_ids"].shape[1] :]
     assert tokenizer.decode(answer, skip_special_tokens=True) == "The capital of France is Paris."
-    assert answer[-1] == model.generation_config.eos_token_id == model.config.eos_token_id == 2
+    config = json.loads((folder / "config.json").read_text())
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert answer[-1] == config["eos_token_id"] == generation["eos_token_id"] == 2
+    assert config["rope_parameters"]["rope_theta"] == 100000.0
+    assert "quantization_config" not in config
 
 
 def test_tokenizer_splits_digits_and_round_trips(folder: Path) -> None:

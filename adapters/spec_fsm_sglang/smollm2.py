@@ -124,10 +124,10 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
 def _clean_config(config: Any) -> dict[str, Any]:
     """Return the config of a plain fp32 Llama: no trace of the quantised file it came from."""
-    clean: dict[str, Any] = config.to_dict()
+    clean: dict[str, Any] = config.to_diff_dict()
     for key in ("quantization_config", "_model_name_or_path", "_name_or_path", "unk_token_id"):
         clean.pop(key, None)
-    clean |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "rope_theta": 100000.0}
+    clean |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "eos_token_id": 2}
     # GGUF stores 1e-5 as a float32; written back as a double it would read 9.9999997e-06.
     clean["rms_norm_eps"] = round(clean["rms_norm_eps"], 8)
     return clean
