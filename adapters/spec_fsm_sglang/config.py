@@ -1,0 +1,171 @@
+"""The plugin's configuration: TOML for people, JSON in the environment for SGLang's processes.
+
+`docs/configuration.md` documents every key; a test compares it with `Config`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from spec_fsm.errors import ConfigError
+from spec_fsm.policy import default_enable_at
+
+ENV_VAR: Final = "SPEC_FSM_CONFIG"
+"""Where SGLang's processes find the configuration; absent, the plugin does nothing."""
+
+_WHOLE: Final = {
+    "disable_above": 1,
+    "enable_at": 1,
+    "dwell": 0,
+    "stash_width": 1,
+    "flush_every": 0,
+    "slice_tokens": 1,
+}
+"""Whole numbers, with the smallest accepted."""
+
+_CHOICES: Final = {
+    "pin": ("auto", "spec", "plain"),
+    "strategy": ("auto", "bulk", "extend"),
+    "lost_rows": ("plain",),
+}
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an operator may set.
+
+    disable_above: speculation stops when more requests than this decode.
+    enable_at: it starts again at this many or fewer; None is three quarters of `disable_above`.
+    dwell: scheduler iterations to stay in a mode before the load is looked at again.
+    pin: `auto` follows the load; `spec` and `plain` hold a mode from the start.
+    stash_width: hidden states kept per request, in tokens; a longer gap cannot be rebuilt.
+    flush_every: plain steps between two bulk writes of draft KV; 0 writes on resume only.
+    slice_tokens: draft KV entries written by one step at most while resuming.
+    strategy: how draft KV is rebuilt; `auto` takes `bulk` where the draft has one layer.
+    lost_rows: what happens to requests whose gap cannot be rebuilt; `plain` waits for their end.
+    trace: file for the trace, or None.
+    checks: evaluate the invariants that look into tensors at every step (slow).
+    """
+
+    disable_above: int
+    enable_at: int | None = None
+    dwell: int = 16
+    pin: Literal["auto", "spec", "plain"] = "auto"
+    stash_width: int = 64
+    flush_every: int = 16
+    slice_tokens: int = 4096
+    strategy: Literal["auto", "bulk", "extend"] = "auto"
+    lost_rows: Literal["plain"] = "plain"
+    trace: str | None = None
+    checks: bool = False
+
+    @classmethod
+    def load(cls, path: Path, **overrides: object) -> Config:
+        """The configuration in the TOML file at `path`, with `overrides` in place of its values.
+
+        Raises ConfigError, one line, when the file is missing or not TOML, or has unknown keys
+        or bad values.
+        """
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from None
+        try:
+            return cls.of(values | overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}") from None
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> Config:
+        """The configuration made of `values`; raises ConfigError naming value and accepted ones."""
+        unknown = sorted(set(values) - set(cls.__struct_fields__))
+        if unknown:
+            accepted = ", ".join(cls.__struct_fields__)
+            raise ConfigError(f"unknown key {', '.join(unknown)}: accepted are {accepted}")
+        if values.get("disable_above") is None:
+            raise ConfigError("disable_above is missing: accepted are whole numbers, 1 or more")
+        for name, value in values.items():
+            _check(name, value)
+        config: Config = msgspec.convert(dict(values), cls)
+        config._check_together()
+        return config
+
+    def _check_together(self) -> None:
+        if self.enable_at is not None and self.enable_at > self.disable_above:
+            raise ConfigError(
+                f"enable_at is {self.enable_at}: accepted are whole numbers, "
+                f"1 to disable_above ({self.disable_above})"
+            )
+        if self.flush_every >= self.stash_width:
+            raise ConfigError(
+                f"flush_every is {self.flush_every}: accepted are whole numbers, "
+                f"0 to stash_width - 1 ({self.stash_width - 1})"
+            )
+
+    @property
+    def enable_threshold(self) -> int:
+        """`enable_at` with the default filled in, in requests."""
+        return self.enable_at or default_enable_at(self.disable_above)
+
+    def slice_width(self) -> int:
+        """Tokens a request that one slice may cover, so that all rows fit `slice_tokens`.
+
+        Reseeding starts at `enable_threshold` rows or fewer; a pin may start it with more, and
+        then a slice is longer than asked for.
+        """
+        return max(1, self.slice_tokens // self.enable_threshold)
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variable that hands this configuration to SGLang's processes."""
+        return {ENV_VAR: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config | None:
+        """What `to_env` put into `environ`; None when the plugin is not asked for.
+
+        Raises ConfigError when the variable is not JSON or its values are bad.
+        """
+        text = environ.get(ENV_VAR)
+        if not text:
+            return None
+        try:
+            values: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{ENV_VAR} is not a JSON object: {error}") from None
+        try:
+            return cls.of(values)
+        except ConfigError as error:
+            raise ConfigError(f"{ENV_VAR}: {error.message}") from None
+
+
+def _check(name: str, value: object) -> None:
+    """Raises ConfigError when `value` cannot stand for the key `name`."""
+    if name in _WHOLE:
+        low = _WHOLE[name]
+        if value is None and name == "enable_at":
+            return
+        # A bool is an int to Python; `dwell = true` is a mistake.
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            _refuse(name, value, f"whole numbers, {low} or more")
+    elif name in _CHOICES:
+        if value not in _CHOICES[name]:
+            _refuse(name, value, ", ".join(_CHOICES[name]))
+    elif name == "trace":
+        if value is not None and (not isinstance(value, str) or not value):
+            _refuse(name, value, "file names")
+    elif not isinstance(value, bool):
+        _refuse(name, value, "true, false")
+
+
+def _refuse(name: str, value: object, accepted: str) -> None:
+    raise ConfigError(f"{name} is {value!r}: accepted are {accepted}")
+
+
+__all__ = ["ENV_VAR", "Config"]
