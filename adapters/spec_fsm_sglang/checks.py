@@ -1,0 +1,194 @@
+"""The invariants that need real tensors or single requests, evaluated on the running server.
+
+Off by default: this reads tensors back and looks at every request, which no serving path may do.
+`checks = true` in the configuration, or `SPEC_FSM_STRICT=1`, turns it on; every evaluation is
+counted per invariant. With `SPEC_FSM_STRICT=1` a violation raises, otherwise it is logged.
+
+The laws of a single launch (I1a, I2, I3, I16) are not here: `guard.py` checks them always.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+from spec_fsm import Mode, ShapeViolation
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from spec_fsm import Plan
+    from spec_fsm_sglang.controller import Controller
+
+
+class TensorChecks:
+    """Evaluates invariants for one controller; `lifecycle.checks` counts them."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._lifecycle = controller.lifecycle
+        self._raises = os.environ.get("SPEC_FSM_STRICT") == "1"
+
+    def _expect(self, invariant: str, holds: bool, detail: str) -> None:
+        checks = self._lifecycle.checks
+        checks.count(invariant)
+        if holds:
+            return
+        checks.violated(invariant, detail)
+        if self._raises:
+            raise ShapeViolation(detail, mode=self._lifecycle.mode, invariant=invariant)
+
+    @property
+    def _plain_in_flight(self) -> int:
+        ledger = self._lifecycle.ledger
+        return ledger.in_flight - ledger.unsettled
+
+    # At a boundary: after a result was processed, before the next batch is chosen
+
+    def at_boundary(self, scheduler: Scheduler) -> None:
+        """Everything that holds between steps."""
+        running = scheduler.running_batch
+        if running.is_empty():
+            return
+        self._relay(running)
+        owners = scheduler.invariant_checker._requests_owning_rows()
+        self._pool(scheduler, owners)
+        for req in owners:
+            self._ledger(req)
+        self._lengths(scheduler, running)
+
+    def _relay(self, running: ScheduleBatch) -> None:
+        """I1b, I7: the batch carries the relay, its rows are the batch's rows in order."""
+        relay = running.spec_info
+        self._expect(
+            "I1b",
+            isinstance(relay, EagleDraftInput),
+            f"between steps spec_info is {type(relay).__name__}, not EagleDraftInput",
+        )
+        rows = len(running.reqs)
+        if relay.future_indices is not None:
+            aligned = torch.equal(relay.future_indices, running.req_pool_indices)
+            found = f"future_indices {relay.future_indices.tolist()}"
+        else:
+            aligned = relay.bonus_tokens.shape[0] == relay.topk_index.shape[0] == rows
+            found = f"{relay.bonus_tokens.shape[0]} bonus tokens, {relay.topk_index.shape[0]} seeds"
+        self._expect("I7", aligned, f"the relay is not row by row the batch's {rows}: {found}")
+
+    def _pool(self, scheduler: Scheduler, owners: list[Req]) -> None:
+        """I4, I5, I6: slots conserved, within their row, one owner each."""
+        checker = scheduler.invariant_checker
+        if checker.get_last_batch() is not None:
+            uncached, _swa = checker._get_total_uncached_sizes()
+            stats = scheduler.pool_stats_observer.get_pool_stats()
+            leak, detail = checker._check_full_pool(stats, uncached=uncached)
+            self._expect("I4", not leak, detail)
+        table = scheduler.req_to_token_pool.req_to_token
+        width = table.shape[1]
+        owned = []
+        for req in owners:
+            kv = req.kv
+            self._expect(
+                "I5",
+                0 <= kv.kv_committed_len <= kv.kv_allocated_len <= width,
+                f"{req.rid}: committed {kv.kv_committed_len}, reserved {kv.kv_allocated_len}, "
+                f"row {width}",
+            )
+            owned.append(table[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len])
+        if not owned:
+            return
+        slots = torch.cat(owned)
+        free = scheduler.token_to_kv_pool_allocator.get_all_free_pages()
+        pages = torch.unique(slots // scheduler.page_size)
+        twice = slots.numel() - torch.unique(slots).numel()
+        freed = int(torch.isin(pages, free).sum())
+        self._expect("I6", not twice and not freed, f"{twice} slots owned twice, {freed} pages free")
+
+    def _ledger(self, req: Req) -> None:
+        """I8, I14, I19 for one request."""
+        lifecycle = self._lifecycle
+        if req.rid not in lifecycle.ledger or req.finished():
+            return
+        gap = lifecycle.ledger.settled_gap(req.rid)
+        if lifecycle.mode is Mode.SPEC and not self._plain_in_flight and not lifecycle.unsettled:
+            self._expect("I8", gap == 0, f"{req.rid}: {gap} positions without draft KV in SPEC")
+        if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING):
+            self._stash(req)
+        cursor = getattr(req.grammar, "accepted_tokens", None)
+        if cursor is not None:
+            self._expect(
+                "I19",
+                len(cursor) == len(req.output_ids),
+                f"{req.rid}: grammar at {len(cursor)}, {len(req.output_ids)} tokens committed",
+            )
+
+    def _stash(self, req: Req) -> None:
+        """I14: what a flush and a seed will need is in the ring; the device agrees with the ledger."""
+        lifecycle, stash = self._lifecycle, self._controller.worker.stash
+        row = lifecycle.row(req.rid, req.kv.kv_committed_len, req.kv.kv_allocated_len)
+        if row.lost:
+            return
+        launched = row.committed + self._plain_in_flight
+        covered = int(stash.covered[req.kv.req_pool_idx])
+        expected = launched - lifecycle.gap(req.rid)
+        enough = row.seeded or row.stashed <= min(row.covered, row.committed - 1)
+        self._expect(
+            "I14",
+            enough and covered == expected,
+            f"{req.rid}: {row}, covered on the device {covered}, in the ledger {expected}",
+        )
+
+    def _lengths(self, scheduler: Scheduler, running: ScheduleBatch) -> None:
+        """I9: what attention will see is what was committed (plus a plain launch in flight)."""
+        if self._lifecycle.unsettled:
+            return
+        if running.enable_overlap:
+            seq_lens = scheduler.future_map.new_seq_lens_buf[running.req_pool_indices]
+        else:
+            seq_lens = running.seq_lens
+        flying = scheduler.last_batch is running and self._plain_in_flight
+        for req, seq_len in zip(running.reqs, seq_lens.tolist(), strict=True):
+            if not req.finished():
+                expected = req.kv.kv_committed_len + int(flying)
+                self._expect("I9", seq_len == expected, f"{req.rid}: {seq_len} != {expected}")
+
+    # Around a launch
+
+    def before_decode(self, batch: ScheduleBatch, plan: Plan) -> None:
+        """I10, I17, I18 for the decode batch that is about to be launched."""
+        gone = [req.rid for req in batch.reqs if not req.kv.holds_kv]
+        self._expect("I10", not gone or len(gone) == len(batch.reqs), f"rows that left: {gone}")
+        if batch.seq_lens_cpu is not None:
+            self._expect(
+                "I18",
+                torch.equal(batch.seq_lens.cpu(), batch.seq_lens_cpu)
+                and batch.seq_lens_sum in (None, int(batch.seq_lens_cpu.sum())),
+                f"seq_lens {batch.seq_lens.tolist()}, cpu {batch.seq_lens_cpu.tolist()}, "
+                f"sum {batch.seq_lens_sum}",
+            )
+        tokens = batch.spec_info.bonus_tokens.tolist()
+        settled = not self._lifecycle.unsettled and not self._plain_in_flight
+        for req, token in zip(batch.reqs, tokens, strict=True):
+            last = req.output_ids[-1] if settled and req.output_ids else token
+            self._expect(
+                "I17",
+                token >= 0 and (token == last or req.finished()),
+                f"{req.rid}: launched on {token}, last output token {last} ({plan.action.name})",
+            )
+
+    def after_reseed(self, batch: ScheduleBatch) -> None:
+        """I8 on the device: every row of the first draft is covered and seeded."""
+        stash, rows = self._controller.worker.stash, batch.req_pool_indices
+        missing = (batch.seq_lens.to(torch.int64) - stash.covered[rows]).tolist()
+        seeded = bool(stash.seeded[rows].all())
+        self._expect("I8", seeded and not any(missing), f"missing {missing}, seeded {seeded}")
+
+    def at_insert(self, req: Req, up_to: int, covered: int) -> None:
+        """I15: nothing beyond `covered` enters the prefix cache."""
+        self._expect("I15", up_to <= covered or covered < 0, f"{req.rid}: {up_to} > {covered}")
+
+
+__all__ = ["TensorChecks"]

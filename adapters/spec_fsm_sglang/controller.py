@@ -1,0 +1,223 @@
+"""Between the scheduler and the lifecycle: turns what SGLang does into facts, and plans into flags.
+
+One controller a worker. Every method that runs once a step is O(1) in the batch size; whatever
+looks at single requests runs when a request joins or leaves, or in the checks an operator
+switched on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from spec_fsm import (
+    Action,
+    Event,
+    FileSink,
+    Lifecycle,
+    Mode,
+    Pin,
+    Plan,
+    Policy,
+    PolicyConfig,
+    Shape,
+    StashConfig,
+)
+from spec_fsm_sglang.checks import TensorChecks
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+    from spec_fsm_sglang.config import Config
+    from spec_fsm_sglang.worker import SpecFsmEagleWorker
+
+logger = logging.getLogger(__name__)
+
+PIN_CODES = {0: Pin.AUTO, 1: Pin.SPEC, 2: Pin.PLAIN}
+"""`/set_internal_state` takes numbers only; these are the values of its `spec_fsm_pin`."""
+
+
+class Controller:
+    """Owns the `Lifecycle` of one worker and answers SGLang's hooks."""
+
+    def __init__(self, worker: SpecFsmEagleWorker, config: Config) -> None:
+        shape = Shape(
+            topk=worker.topk,
+            num_steps=worker.speculative_num_steps,
+            num_draft_tokens=worker.speculative_num_draft_tokens,
+            page_size=worker.page_size,
+        )
+        policy = PolicyConfig(
+            disable_above=config.disable_above,
+            enable_at=config.enable_at,
+            dwell=config.dwell,
+            pin=Pin(config.pin.upper()),
+        )
+        stash = StashConfig(
+            width=config.stash_width,
+            flush_every=config.flush_every,
+            slice_width=min(config.slice_width(), config.stash_width),
+        )
+        sink = None if config.trace is None else FileSink(config.trace)
+        self.enable_at = policy.enable_threshold
+        self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
+        self.tracing = sink is not None
+        self.worker = worker
+        self.settle_first = False
+        self.settled_first = False
+        self.settling_plain = False
+        self.in_flight_at_drain = 0
+        checked = config.checks or os.environ.get("SPEC_FSM_STRICT") == "1"
+        self.checks = TensorChecks(self) if checked else None
+
+    # Once per scheduler iteration
+
+    def before_choice(self, scheduler: Scheduler) -> None:
+        """The boundary proper: a result was processed, no batch is chosen yet."""
+        if self.checks is not None:
+            self.checks.at_boundary(scheduler)
+
+    def boundary(self, plan: Any) -> None:
+        """A batch was chosen (`plan.batch_to_run`): let the policy see the load.
+
+        The load counts every request once from its last prefill chunk on: the running ones and
+        those of the prefill batch about to run. A chunk that is not the last decodes nothing
+        yet and does not count (vLLM issue 49548: counting prefills thrashes the mode).
+        """
+        batch = plan.batch_to_run
+        if batch is None:
+            return
+        load = len(plan.running_batch.reqs)
+        if batch is not plan.running_batch and batch.forward_mode.is_extend():
+            load += len(batch.reqs) - (batch.chunked_req is not None)
+        mode = self.lifecycle.mode
+        self.settle_first = self.lifecycle.boundary(load)
+        if mode is not Mode.DRAINING and self.lifecycle.mode is Mode.DRAINING:
+            self.in_flight_at_drain += self.lifecycle.unsettled
+
+    def must_settle_first(self, scheduler: Scheduler, batch: ScheduleBatch | None) -> bool:
+        """Whether DRAINING wants the result in flight processed before `batch` is launched."""
+        self.settled_first = bool(
+            self.settle_first
+            and batch is not None
+            and batch.forward_mode.is_decode()
+            and scheduler.result_queue
+        )
+        return self.settled_first
+
+    def before_run(self, batch: ScheduleBatch) -> None:
+        """A batch is about to run: rows that ended while a drain settled are dropped (I10).
+
+        Without a drain they ride along once more, as in any overlapped step. They do so too
+        when nothing would be left to launch; the launch is stream-ordered before the slots'
+        next owner either way.
+        """
+        if self.settled_first:
+            self.settled_first = False
+            if not all(req.finished() for req in batch.reqs):
+                batch.filter_batch()
+
+    def plan_decode(self, batch: ScheduleBatch) -> Plan:
+        """What this decode batch is to do. The first plan after a drain tells the stash."""
+        draining = self.lifecycle.mode is Mode.DRAINING
+        plan = self.lifecycle.plan_decode(len(batch.reqs))
+        if draining:
+            self.worker.stash.joined(batch.req_pool_indices, batch.seq_lens)
+        if self.checks is not None:
+            self.checks.before_decode(batch, plan)
+        return plan
+
+    def launched(self, batch: ScheduleBatch, plan: Plan, result: GenerationBatchResult) -> None:
+        """The decode launch was issued; the result remembers of what kind it is."""
+        result.spec_fsm_action = plan.action
+        self.lifecycle.launched(plan.action, len(batch.reqs), plan)
+
+    def settled(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
+        """A decode result is on the host and about to be processed."""
+        action: Action | None = getattr(result, "spec_fsm_action", None)
+        if action is None:
+            return
+        accepted = result.accept_lens.tolist() if self.tracing else None
+        self.lifecycle.settled(action, len(batch.reqs), accepted)
+
+    # Membership
+
+    def prefilled(self, batch: ScheduleBatch) -> None:
+        """A prefill was launched: its rows are covered and seeded up to `extend_end`."""
+        for req in batch.reqs:
+            if req is batch.chunked_req:
+                self.lifecycle.chunked(req.rid, req.extend_end)
+            else:
+                self.lifecycle.joined(req.rid, req.extend_end)
+
+    def insertable(self, req: Req, up_to: int) -> int:
+        """How much of `[0, up_to)` of a leaving request may enter the prefix cache (I15)."""
+        gap = self.lifecycle.ledger.settled_gap(req.rid)
+        covered = req.kv.kv_committed_len - gap
+        page = self.worker.page_size
+        allowed = up_to if gap == 0 else min(up_to, covered // page * page)
+        if self.checks is not None:
+            self.checks.at_insert(req, allowed, covered)
+        return allowed
+
+    def left(self, req: Req) -> None:
+        """The request gave its KV row back."""
+        if req.is_retracted:
+            event = Event.RETRACTED
+        elif type(req.finished_reason).__name__ == "FINISH_ABORT":
+            event = Event.ABORTED
+        else:
+            event = Event.FINISHED
+        self.lifecycle.left(req.rid, event)
+
+    # Reseeding
+
+    def reseeded(self, batch: ScheduleBatch) -> None:
+        """Gaps and seeds of `batch` were enqueued: the launch goes on as a speculative round."""
+        if self.checks is not None:
+            self.checks.after_reseed(batch)
+        self.lifecycle.reseeded()
+
+    def reseed_failed(self, error: Exception) -> None:
+        """The rebuild raised: back to PLAIN, and back off."""
+        self.lifecycle.reseed_failed(f"{type(error).__name__}: {error}")
+
+    # The operator
+
+    def pin(self, code: float) -> bool:
+        """Set the pin by its number; False for a number that means nothing."""
+        pin = PIN_CODES.get(int(code)) if code == int(code) else None
+        if pin is None:
+            logger.warning("spec-fsm: spec_fsm_pin is %r; accepted are %s", code, PIN_CODES)
+            return False
+        self.lifecycle.pin = pin
+        logger.info("spec-fsm: pinned %s", pin.name)
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What `/server_info` shows under `spec_fsm`."""
+        lifecycle = self.lifecycle
+        edges: dict[str, int] = {}
+        for (source, _event, target), count in lifecycle.transitions.items():
+            edges[f"{source}->{target}"] = edges.get(f"{source}->{target}", 0) + count
+        stash = self.worker.stash
+        return {
+            "mode": lifecycle.mode.name,
+            "pin": lifecycle.pin.name,
+            "transitions": edges,
+            "checks": lifecycle.checks.as_dict(),
+            "violations": sum(lifecycle.checks.violations.values()),
+            "in_flight_at_drain": self.in_flight_at_drain,
+            "switch_off_count": edges.get("DRAINING->PLAIN", 0),
+            "switch_on_count": edges.get("RESEEDING->SPEC", 0),
+            "rows": lifecycle.rows,
+            "max_gap": lifecycle.max_gap,
+            "lost": lifecycle.lost,
+            "stash_bytes": 0 if stash is None else stash.nbytes,
+        }
+
+
+__all__ = ["PIN_CODES", "Controller"]

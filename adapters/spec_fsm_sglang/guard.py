@@ -1,0 +1,101 @@
+"""Every forward of the two models passes here before it is launched, and is measured by the law.
+
+One observation point for all phases: SGLang's `ModelRunner.forward` receives the finished
+`ForwardBatch`, whoever built it, so a stale `spec_info`, tokens of another width or slots that do
+not match are refused before anything runs (I1a, I2, I3, I16) and not after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.spec_info import SpecInputType
+
+from spec_fsm import Hidden, Phase, SpecInfo
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from spec_fsm import Lifecycle
+
+_SPEC_INFO = {
+    SpecInputType.EAGLE_DRAFT: SpecInfo.DRAFT,
+    SpecInputType.EAGLE_VERIFY: SpecInfo.VERIFY,
+    SpecInputType.EAGLE_DRAFT_EXTEND: SpecInfo.DRAFT_EXTEND,
+}
+_TARGET = {
+    ForwardMode.DECODE: Phase.PLAIN_DECODE,
+    ForwardMode.TARGET_VERIFY: Phase.VERIFY,
+}
+_DRAFT = {
+    ForwardMode.DECODE: Phase.DRAFT,
+    ForwardMode.DRAFT_EXTEND_V2: Phase.DRAFT_EXTEND,
+}
+
+
+class LaunchGuard:
+    """Wraps `forward` of a target and a draft runner with the shape laws."""
+
+    def __init__(self, lifecycle: Lifecycle, num_steps: int, num_draft_tokens: int) -> None:
+        self._lifecycle = lifecycle
+        self._num_steps = num_steps
+        self._num_draft_tokens = num_draft_tokens
+        self.reseeding = False
+        """Set while the worker rebuilds: a draft extend is then a slice or a seed."""
+
+    def install(self, target: ModelRunner, draft: ModelRunner) -> None:
+        """Put the check in front of both runners' `forward`."""
+        _wrap(target, self._check_target)
+        _wrap(draft, self._check_draft)
+
+    def _check_target(self, forward_batch: ForwardBatch) -> None:
+        phase = _TARGET.get(forward_batch.forward_mode)
+        if phase is not None:
+            self._check(phase, forward_batch, forward_batch.out_cache_loc.numel())
+
+    def _check_draft(self, forward_batch: ForwardBatch) -> None:
+        phase = _DRAFT.get(forward_batch.forward_mode)
+        if phase is None:
+            return
+        slots: int = forward_batch.out_cache_loc.numel()
+        if phase is Phase.DRAFT:
+            # One of s - 1 forwards sees its own b * k slots of the b * k * s the draft owns.
+            slots *= self._num_steps
+        elif self.reseeding:
+            phase = Phase.SEED_EXTEND
+        self._check(phase, forward_batch, slots)
+
+    def _check(self, phase: Phase, forward_batch: ForwardBatch, slots: int) -> None:
+        b = forward_batch.batch_size
+        tokens = forward_batch.input_ids.numel()
+        self._lifecycle.check_launch(
+            phase,
+            b,
+            tokens,
+            slots,
+            spec_info_of(forward_batch.spec_info),
+            Hidden(forward_batch.capture_hidden_mode.value),
+            width=self._num_draft_tokens if phase is Phase.SEED_EXTEND else None,
+        )
+
+
+def spec_info_of(spec_info: Any) -> SpecInfo:
+    """The class of a launch's `spec_info`, by SGLang's own type tag."""
+    if spec_info is None:
+        return SpecInfo.NONE
+    return _SPEC_INFO[spec_info.spec_input_type]
+
+
+def _wrap(runner: ModelRunner, check: Any) -> None:
+    forward = runner.forward
+
+    def guarded(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
+        check(forward_batch)
+        return forward(forward_batch, *args, **kwargs)
+
+    runner.forward = guarded
+
+
+__all__ = ["LaunchGuard", "spec_info_of"]

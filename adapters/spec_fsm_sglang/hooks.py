@@ -1,0 +1,188 @@
+"""The places where SGLang's scheduler meets the lifecycle, as hooks of its own plugin registry.
+
+Each hook does nothing unless the scheduler's worker is ours. What must last beyond a launch has
+to go through the scheduler: `_forward_isolation` undoes whatever a worker does to its batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from spec_fsm import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_fsm_sglang.controller import Controller
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_RESULTS = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+)
+_METRICS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+def controller_of(worker: Any) -> Controller | None:
+    """The controller of a worker of ours, None for any other."""
+    return getattr(worker, "spec_fsm", None)
+
+
+def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, **kwargs: Any) -> Any:
+    """A boundary: the policy sees the load of the batch just chosen."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is None:
+        return original(scheduler, **kwargs)
+    controller.before_choice(scheduler)
+    plan = original(scheduler, **kwargs)
+    controller.boundary(plan)
+    return plan
+
+
+def is_disable_overlap_for_batch(
+    original: Callable[..., bool], scheduler: Any, batch: Any, **kwargs: Any
+) -> bool:
+    """DRAINING: the result in flight is processed before this decode batch is launched."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None and controller.must_settle_first(scheduler, batch):
+        return True
+    return original(scheduler, batch, **kwargs)
+
+
+def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any) -> Any:
+    """A launch: after a drain, without the rows that ended in it."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None:
+        controller.before_run(batch)
+    return original(scheduler, batch, *args)
+
+
+def resolve_spec_v2_tokens(
+    original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any
+) -> list[list[int]]:
+    """The tokens a decode result commits; a plain result is no verify round and not counted so.
+
+    Mirrors the commit rules of SGLang's `_resolve_spec_v2_tokens` for one token a request: a
+    request that finished or was retracted commits nothing, a grammar keeps what it accepts.
+    """
+    controller = controller_of(processor.model_worker)
+    if controller is None:
+        return original(processor, result, batch)
+    controller.settled(batch, result)
+    controller.settling_plain = getattr(result, "spec_fsm_action", None) is Action.PLAIN
+    if not controller.settling_plain:
+        return original(processor, result, batch)
+    processor.advance_grammar_fsm(result, batch)
+    tokens = [[token] for token in result.next_token_ids.tolist()]
+    for i, req in enumerate(batch.reqs):
+        if req.is_retracted or req.finished():
+            continue
+        if req.grammar is not None:
+            tokens[i] = result.grammar_retained_tokens[i]
+        req.kv.kv_committed_len += len(tokens[i])
+    return tokens
+
+
+def update_spec_metrics(original: Callable[..., None], reporter: Any, *args: Any, **kw: Any) -> None:
+    """Plain steps stay out of speculation's metrics: they would count as verify rounds."""
+    controller = controller_of(reporter.scheduler.model_worker)
+    if controller is None or not controller.settling_plain:
+        original(reporter, *args, **kw)
+
+
+def report_decode_stats(original: Callable[..., None], reporter: Any, *args: Any, **kw: Any) -> None:
+    """SGLang divides by the verify rounds since its last report; in PLAIN there may be none."""
+    if controller_of(reporter.scheduler.model_worker) is None or reporter.spec_num_forward_ct > 0:
+        original(reporter, *args, **kw)
+        return
+    reporter.spec_num_forward_ct = 1
+    original(reporter, *args, **kw)
+    if reporter.spec_num_forward_ct == 0:
+        # The report took the placeholder round into its total.
+        reporter.spec_total_num_forward_ct -= 1
+    reporter.spec_num_forward_ct = 0
+
+
+def get_internal_state(result: Any, state: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """`/server_info` shows the lifecycle under `spec_fsm`."""
+    controller = controller_of(state.scheduler.model_worker)
+    if controller is not None:
+        result.internal_state["spec_fsm"] = controller.status()
+    return result
+
+
+def set_internal_state(original: Callable[..., Any], state: Any, recv_req: Any) -> Any:
+    """`/set_internal_state` with `{"server_args": {"spec_fsm_pin": 0|1|2}}` pins AUTO, SPEC, PLAIN."""
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    controller = controller_of(state.scheduler.model_worker)
+    settings = dict(recv_req.server_args)
+    code = settings.pop("spec_fsm_pin", None)
+    if controller is None or code is None:
+        return original(state, recv_req)
+    updated = controller.pin(code)
+    if updated and settings:
+        recv_req.server_args = settings
+        return original(state, recv_req)
+    return SetInternalStateReqOutput(updated=updated)
+
+
+def calculate_spec_decoding_metrics(
+    result: Any, _manager: Any, meta_info: dict[str, Any], *_args: Any, **_kwargs: Any
+) -> Any:
+    """A client's accept length counts verify rounds only, not the tokens of plain steps."""
+    rounds = meta_info.get("spec_verify_ct", 0)
+    if rounds:
+        meta_info["spec_accept_length"] = meta_info["spec_num_correct_drafts"] / rounds + 1
+    return result
+
+
+def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
+    """Cut what a leaving request inserts into the prefix cache, and learn that it left (I15)."""
+    tree_cache = scheduler.tree_cache
+    checkpoint, on_release = tree_cache.checkpoint, tree_cache.on_release
+
+    def cut_checkpoint(req: Any, *, up_to: int, **kwargs: Any) -> Any:
+        return checkpoint(req, up_to=controller.insertable(req, up_to), **kwargs)
+
+    def note_release(req: Any, **kwargs: Any) -> Any:
+        controller.left(req)
+        return on_release(req, **kwargs)
+
+    tree_cache.checkpoint = cut_checkpoint
+    tree_cache.on_release = note_release
+
+
+def init_scheduler(result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """The scheduler is complete: attach what needs both worker and caches."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None:
+        watch_prefix_cache(scheduler, controller)
+    return result
+
+
+HOOKS: tuple[tuple[str, Any, HookType], ...] = (
+    (f"{_SCHEDULER}.__init__", init_scheduler, HookType.AFTER),
+    (f"{_SCHEDULER}.get_next_batch_to_run", get_next_batch_to_run, HookType.AROUND),
+    (f"{_SCHEDULER}.is_disable_overlap_for_batch", is_disable_overlap_for_batch, HookType.AROUND),
+    (f"{_SCHEDULER}.run_batch", run_batch, HookType.AROUND),
+    (f"{_RESULTS}._resolve_spec_v2_tokens", resolve_spec_v2_tokens, HookType.AROUND),
+    (f"{_METRICS}.update_spec_metrics", update_spec_metrics, HookType.AROUND),
+    (f"{_METRICS}.report_decode_stats", report_decode_stats, HookType.AROUND),
+    (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
+    (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),
+    (f"{_TOKENIZER}._calculate_spec_decoding_metrics", calculate_spec_decoding_metrics, HookType.AFTER),
+)
+"""Dotted target, hook, kind. `compat.SIGNATURES` says what each target must look like."""
+
+
+def register() -> None:
+    """Register every hook; SGLang applies them after all plugins are loaded."""
+    for target, hook, kind in HOOKS:
+        HookRegistry.register(target, hook, kind)
+
+
+__all__ = ["HOOKS", "controller_of", "register", "watch_prefix_cache"]

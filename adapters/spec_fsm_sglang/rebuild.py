@@ -1,0 +1,260 @@
+"""Rebuilding what PLAIN left out: the draft model's KV (a flush) and its next proposal (a seed).
+
+Draft KV at position p takes the target's hidden state of p and the embedding of token p + 1.
+Both are in the stash. Two ways to write it:
+
+`bulk`    for a draft of one attention layer. There K and V of a position depend on nothing but
+          the two inputs above and the position: no attention, no MLP, no head is needed, and
+          positions may be written in any order, all rows and all positions in one pass.
+`extend`  for any draft: SGLang's own draft extend, repeated over the gap in ascending slices of
+          `num_draft_tokens` positions, because a deeper layer attends to the earlier ones.
+
+A gap is addressed by age. Age 1 is the newest committed position; a flush of ages
+`[lower, upper)` writes the positions `committed - upper .. committed - lower - 1` of every row,
+where they are at or above the row's `covered`; whatever is masked out goes to slot 0, which
+SGLang keeps as a sink for padded rows. So one rectangular pass serves rows with unequal gaps.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+    from spec_fsm_sglang.stash import Stash
+
+logger = logging.getLogger(__name__)
+
+SINK_SLOT = 0
+
+
+class Rebuild(Protocol):
+    """A strategy that writes missing draft KV."""
+
+    name: str
+
+    def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
+        """Write ages `[lower, upper)` of every row; `committed` is `[b]`, positions with target KV.
+
+        Advances the stash's `covered` to `committed - lower` where that is further.
+        """
+
+
+def slots_of(
+    draft_worker: EagleDraftWorker, req_pool_indices: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """KV slots (int64, shaped like `positions` `[b, n]`) that the requests own at `positions`."""
+    table = draft_worker.req_to_token_pool.req_to_token
+    return table[req_pool_indices.unsqueeze(1), positions].to(torch.int64)
+
+
+class BulkRebuild:
+    """K and V of the missing positions in one pass; only for drafts with one attention layer."""
+
+    name = "bulk"
+
+    def __init__(self, draft_worker: EagleDraftWorker, stash: Stash) -> None:
+        misfit = bulk_misfit(draft_worker.draft_runner.model)
+        if misfit is not None:
+            raise ValueError(misfit)
+        self._draft_worker = draft_worker
+        self._runner = draft_worker.draft_runner
+        self._stash = stash
+        self._is_eagle3 = hasattr(self._runner.model.model.layers[0], "hidden_norm")
+
+    def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
+        """See `Rebuild.flush`. Masked positions are computed and written to the sink slot."""
+        if upper <= lower:
+            return
+        rows = batch.req_pool_indices
+        ages = torch.arange(upper, lower, -1, device=committed.device)
+        positions = committed.to(torch.int64).unsqueeze(1) - ages
+        missing = positions >= self._stash.covered[rows].unsqueeze(1)
+        positions = positions.clamp(min=0)
+        hidden_states, tokens = self._stash.read(rows, positions)
+        slots = slots_of(self._draft_worker, rows, positions)
+        slots = torch.where(missing, slots, SINK_SLOT)
+        self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states.flatten(0, 1), slots)
+        self._stash.covered[rows] = torch.maximum(
+            self._stash.covered[rows], committed.to(torch.int64) - lower
+        )
+
+    def _write(
+        self,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden_states: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """Write K and V for `[n]` positions; `hidden_states` is `[n, hidden_size]` of the target."""
+        layer = self._runner.model.model.layers[0]
+        attention = layer.self_attn
+        qkv, _ = attention.qkv_proj(self._attention_input(tokens, hidden_states))
+        query, key, value = qkv.split(
+            [attention.q_size, attention.kv_size, attention.kv_size], dim=-1
+        )
+        # The rotation of K needs a Q of its own shape beside it; Q is thrown away.
+        _, key = attention.rotary_emb(positions, query, key)
+        heads = attention.attn.tp_k_head_num
+        self._runner.token_to_kv_pool.set_kv_buffer(
+            attention.attn,
+            slots.reshape(-1),
+            key.reshape(-1, heads, attention.head_dim),
+            value.reshape(-1, heads, attention.head_dim),
+        )
+
+    def _attention_input(self, tokens: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the first layer's `qkv_proj` sees, without the layers around it.
+
+        Source: `LlamaModel.forward` and `LlamaDecoderLayer.forward` of SGLang's
+        `models/llama_eagle3.py` and `models/llama_eagle.py`.
+        """
+        model = self._runner.model.model
+        embeds = model.embed_tokens(tokens)
+        if not self._is_eagle3:
+            fused: torch.Tensor = model.fc(torch.cat((embeds, hidden_states), dim=-1))
+            return fused
+        if hidden_states.shape[-1] != embeds.shape[-1]:
+            if model.input_norm is not None:
+                hidden_states = model.input_norm(hidden_states)
+            if model.fc_norm is not None:
+                chunks = hidden_states.chunk(model.num_aux_hidden_states, dim=-1)
+                hidden_states = torch.cat(
+                    [norm(chunk) for norm, chunk in zip(model.fc_norm, chunks, strict=True)], dim=-1
+                )
+            hidden_states = model.fc(hidden_states)
+        layer = model.layers[0]
+        return torch.cat(
+            (layer.input_layernorm(embeds), layer.hidden_norm(hidden_states)), dim=-1
+        )
+
+
+def bulk_misfit(model: Any) -> str | None:
+    """Why the bulk write does not fit this draft model, in one line; None where it does.
+
+    Only the two architectures whose first layer `BulkRebuild` mirrors are accepted; everything
+    else falls back to `extend`, which asks nothing of the architecture.
+    """
+    name = type(model).__name__
+    if name not in ("LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"):
+        return f"draft {name} is not one the bulk write knows (LlamaForCausalLMEagle3, -Eagle)"
+    layers = getattr(model.model, "layers", ())
+    if len(layers) != 1:
+        return f"draft {name} has {len(layers)} layers; the bulk write fits one"
+    if getattr(model.model, "is_mrope_enabled", False):
+        return f"draft {name} uses mrope positions, which the bulk write does not build"
+    return None
+
+
+class ExtendRebuild:
+    """SGLang's draft extend over the gap, in ascending slices; fits every draft."""
+
+    name = "extend"
+
+    def __init__(self, draft_worker: EagleDraftWorker, stash: Stash) -> None:
+        self._draft_worker = draft_worker
+        self._stash = stash
+        self._width = draft_worker.speculative_num_draft_tokens
+
+    def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
+        """See `Rebuild.flush`. A row whose gap ends earlier repeats its last position."""
+        rows = batch.req_pool_indices
+        committed = committed.to(torch.int64)
+        covered = self._stash.covered[rows]
+        target = torch.maximum(covered, committed - lower)
+        start = torch.maximum(covered, committed - upper)
+        for done in range(0, upper - lower, self._width):
+            # Never below `covered`: what lies there may have left the ring, or belong to the
+            # prefix cache (I15). From `target` on a window holds positions that are still
+            # missing, whose values are right, or reserved slots that nobody reads yet.
+            first = torch.minimum(start + done, target)
+            run_draft_extend(self._draft_worker, self._stash, batch, first, committed)
+        self._stash.covered[rows] = target
+
+
+def run_draft_extend(
+    draft_worker: EagleDraftWorker,
+    stash: Stash,
+    batch: ScheduleBatch,
+    first: torch.Tensor,
+    committed: torch.Tensor,
+) -> EagleDraftInput:
+    """One draft extend over `[first, first + num_draft_tokens)` of every row (`first`: `[b]`).
+
+    Inputs come from the stash where the position is committed, zeros beyond: what those write
+    lies in the request's reserve and is rewritten by the next draft or extend before it is
+    read. The returned `topk_p` `[b, topk]`, `topk_index` and `hidden_states` belong to the last
+    committed position inside the window; where there is none, they mean nothing.
+    """
+    width = draft_worker.speculative_num_draft_tokens
+    rows = batch.req_pool_indices
+    first = first.to(torch.int64)
+    positions = first.unsqueeze(1) + torch.arange(width, device=first.device)
+    known = positions < committed.to(torch.int64).unsqueeze(1)
+    hidden_states, tokens = stash.read(rows, positions)
+    hidden_states = torch.where(known.unsqueeze(2), hidden_states, 0)
+    tokens = torch.where(known, tokens, 0)
+    result = GenerationBatchResult(
+        logits_output=SimpleNamespace(hidden_states=hidden_states.flatten(0, 1)),
+        next_token_ids=tokens.reshape(-1),
+        accept_lens=known.sum(dim=1).clamp(min=1).to(torch.int32),
+        next_draft_input=EagleDraftInput(),
+        new_seq_lens=committed,
+    )
+    # A shallow copy: the extend rewrites a dozen fields of the batch it is given.
+    view = copy.copy(batch)
+    view.seq_lens = first
+    if batch.seq_lens_cpu is not None:
+        view.seq_lens_cpu = first.to("cpu")
+        view.seq_lens_sum = int(view.seq_lens_cpu.sum())
+    view.out_cache_loc = slots_of(draft_worker, rows, positions).reshape(-1)
+    draft_worker._draft_extend_for_decode(view, result)  # noqa: SLF001
+    return result.next_draft_input
+
+
+def seed(
+    draft_worker: EagleDraftWorker,
+    stash: Stash,
+    batch: ScheduleBatch,
+    committed: torch.Tensor,
+) -> None:
+    """Give every row of `batch` a valid `topk_p`, `topk_index` and `hidden_states`.
+
+    One draft extend whose window starts at the last committed position. Rows that are seeded
+    already (their prefill was the last thing that happened to them) keep what the relay
+    carries; their window starts one later, so that nothing committed is rewritten.
+    """
+    seeded = stash.seeded[batch.req_pool_indices]
+    committed = committed.to(torch.int64)
+    first = torch.where(seeded, committed, committed - 1)
+    made = run_draft_extend(draft_worker, stash, batch, first, committed)
+    relay: EagleDraftInput = batch.spec_info
+    keep = seeded.unsqueeze(1)
+    relay.topk_p = torch.where(keep, relay.topk_p, made.topk_p.to(relay.topk_p.dtype))
+    relay.topk_index = torch.where(
+        keep, relay.topk_index, made.topk_index.to(relay.topk_index.dtype)
+    )
+    relay.hidden_states = torch.where(
+        keep, relay.hidden_states, made.hidden_states.to(relay.hidden_states.dtype)
+    )
+    stash.seeded[batch.req_pool_indices] = True
+
+
+def choose(strategy: str, draft_worker: EagleDraftWorker, stash: Stash) -> Rebuild:
+    """The strategy asked for; `auto` is `bulk` where it fits. Says so when it falls back."""
+    if strategy == "extend":
+        return ExtendRebuild(draft_worker, stash)
+    misfit = bulk_misfit(draft_worker.draft_runner.model)
+    if misfit is None:
+        return BulkRebuild(draft_worker, stash)
+    logger.warning("spec-fsm: %s; rebuilding draft KV by draft extend instead", misfit)
+    return ExtendRebuild(draft_worker, stash)

@@ -1,0 +1,175 @@
+"""The EAGLE worker whose decode rounds are planned by a `Lifecycle`.
+
+A subclass of SGLang's `EAGLEWorkerV2`. Prefill is SGLang's own in every mode (it always runs the
+draft prefill, so a new row is covered and seeded from the start); decode asks the lifecycle what
+this launch shall be: a speculative round, a plain step, or the launch that brings speculation
+back. All tensor work happens here; all decisions happen in `spec_fsm`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.spec_utils import draft_tp_context
+
+from spec_fsm import Action, Plan, SpecFsmError
+from spec_fsm_sglang import plain, rebuild
+from spec_fsm_sglang.compat import model_problem
+from spec_fsm_sglang.config import Config
+from spec_fsm_sglang.controller import Controller
+from spec_fsm_sglang.guard import LaunchGuard
+from spec_fsm_sglang.stash import Stash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.utils import GenerationBatchResult
+
+logger = logging.getLogger("spec_fsm")
+
+
+class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
+    """`EAGLEWorkerV2` with a lifecycle: SPEC, DRAINING, PLAIN, RESEEDING.
+
+    `spec_fsm` is None until the models are loaded, and stays None if they are refused: the
+    worker is then SGLang's own in every respect.
+    """
+
+    spec_fsm: Controller | None = None
+    stash: Stash
+    rebuild: rebuild.Rebuild
+    guard: LaunchGuard
+
+    def init_cuda_graphs(self) -> None:
+        """SGLang's own graphs; then the stash, sized by pools that exist only now."""
+        super().init_cuda_graphs()
+        problem = model_problem(self)
+        if problem is not None:
+            logger.error("spec-fsm: off, the server runs as SGLang would: %s", problem)
+            return
+        config = Config.from_env()
+        if config is None:
+            raise SpecFsmError("the worker was created without a configuration")
+        rows = self.draft_worker.req_to_token_pool.req_to_token.shape[0]
+        dtype = self.target_worker.model_runner.dtype
+        self.stash = Stash(rows, config.stash_width, stash_hidden_size(self), dtype, self.device)
+        self.rebuild = rebuild.choose(config.strategy, self.draft_worker, self.stash)
+        self.spec_fsm = Controller(self, config)
+        self.guard = LaunchGuard(
+            self.spec_fsm.lifecycle, self.speculative_num_steps, self.speculative_num_draft_tokens
+        )
+        self.guard.install(self.target_worker.model_runner, self.draft_worker.draft_runner)
+        logger.info(
+            "spec-fsm: on; disable above %d running requests, enable at %d; rebuild by %s; stash "
+            "of %d rows x %d positions, %.1f MB",
+            config.disable_above,
+            self.spec_fsm.enable_at,
+            self.rebuild.name,
+            rows,
+            config.stash_width,
+            self.stash.nbytes / 1e6,
+        )
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """One launch. A decode result carries `spec_fsm_action`, the kind of launch it was."""
+        fsm = self.spec_fsm
+        if fsm is None or batch.forward_mode.is_idle():
+            return super().forward_batch_generation(
+                batch, on_publish, grammar_barrier, pp_proxy_tensors
+            )
+        if batch.forward_mode.is_extend():
+            result = super().forward_batch_generation(batch, on_publish)
+            self.stash.joined(batch.req_pool_indices, batch.seq_lens)
+            fsm.prefilled(batch)
+            return result
+        plan = fsm.plan_decode(batch)
+        if plan.action is Action.RESEED and not self._reseed(fsm, batch, plan):
+            plan = fsm.plan_decode(batch)
+        if plan.action is Action.PLAIN:
+            result = self._plain(batch, plan, on_publish, grammar_barrier)
+        else:
+            result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
+        fsm.launched(batch, plan, result)
+        return result
+
+    def _plain(
+        self,
+        batch: ScheduleBatch,
+        plan: Plan,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+    ) -> GenerationBatchResult:
+        """One token a row by the target alone; the draft KV it leaves out goes to the stash."""
+        rows, positions = batch.req_pool_indices, batch.seq_lens
+        relay = plain.prepare(batch, self.draft_worker.req_to_token_pool.req_to_token)
+        result = plain.launch(self.target_worker, batch, grammar_barrier)
+        new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        hidden_states = result.logits_output.hidden_states
+        self.stash.record(rows, positions, hidden_states, result.next_token_ids)
+        if plan.flush_upper > plan.flush_lower:
+            with self._rebuilding():
+                self.rebuild.flush(batch, new_seq_lens, plan.flush_upper, plan.flush_lower)
+        plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
+        return result
+
+    def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
+        """Rebuild what is left of every gap, and the seeds; False if that failed.
+
+        A failure leaves the target's state untouched: only draft KV of positions that still
+        count as missing may have been written, so the batch goes on in PLAIN.
+        """
+        try:
+            with self._rebuilding():
+                committed = batch.seq_lens
+                self.rebuild.flush(batch, committed, plan.flush_upper, plan.flush_lower)
+                rebuild.seed(self.draft_worker, self.stash, batch, committed)
+        except SpecFsmError:
+            raise
+        except Exception as error:
+            logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
+            fsm.reseed_failed(error)
+            return False
+        fsm.reseeded(batch)
+        return True
+
+    @contextmanager
+    def _rebuilding(self) -> Iterator[None]:
+        """The parallel contexts of a draft forward, with the laws of a rebuild in force."""
+        with ExitStack() as stack:
+            stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
+            stack.enter_context(speculative_moe_backend_context())
+            stack.enter_context(speculative_moe_a2a_backend_context())
+            self.guard.reseeding = True
+            try:
+                yield
+            finally:
+                self.guard.reseeding = False
+
+
+def stash_hidden_size(worker: EAGLEWorkerV2) -> int:
+    """Width of the hidden state the draft takes from the target at one position.
+
+    EAGLE-3 takes several captured layers side by side (the input width of its `fc`); EAGLE
+    takes the target's last one.
+    """
+    hidden_size: int = worker.target_worker.model_runner.model_config.hidden_size
+    if worker.speculative_algorithm.is_eagle3():
+        hidden_size = worker.draft_worker.draft_runner.model.model.fc.in_features
+    return hidden_size
