@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_fsm_sglang import cpu_ops
+from spec_fsm_sglang.cpu_ops.overlap import allow_overlap
 
 
 @dataclass
@@ -85,11 +86,9 @@ class Engine:
             "max_total_tokens": max_total_tokens,
             "chunked_prefill_size": chunked_prefill_size if chunked_prefill_size else -1,
             "mem_fraction_static": 0.3,
-            # Named one by one: SGLang turns the joint default into torch_native without AMX.
-            "prefill_attention_backend": "intel_amx",
-            "decode_attention_backend": "intel_amx",
+            **cpu_ops.ATTENTION,
             "random_seed": 0,
-            "log_level": "warning",
+            "log_level": "error",
         }
         if draft is not None:
             args |= {
@@ -287,12 +286,9 @@ class _SteppedLoop:
 
 def _build_scheduler(args: dict[str, Any], *, overlap: bool) -> Any:
     cpu_ops.enable()
-    # Read when SGLang is imported: no compilation of the small sampling and tree functions, and
-    # Triton kernels (the overlap relay has some) interpreted.
+    # Read when torch is first used: no compilation of SGLang's small functions.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
-    from sglang.srt.arg_groups import speculative_hook
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins
     from sglang.srt.runtime_context import SpawnRanks, publish
@@ -300,7 +296,7 @@ def _build_scheduler(args: dict[str, Any], *, overlap: bool) -> Any:
 
     load_plugins()
     if overlap:
-        speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
+        allow_overlap()
     server_args = ServerArgs(**args)
     port_args = PortArgs.init_new(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))

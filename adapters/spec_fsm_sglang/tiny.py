@@ -46,8 +46,8 @@ class Recipe:
     vocab_size: int = 512
     draft_vocab_size: int = 448
     seed: int = 0
-    context: float = 1.0
-    noise: float = 0.12
+    context: float = 3.0
+    noise: float = 0.15
     focus: float = 2.5
     logit_scale: float = 0.15
 

@@ -58,6 +58,12 @@ def _chunks(seq_lens: Tensor, cells_per_key: int) -> list[Tensor]:
     return groups
 
 
+def _gather(buffer: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """The rows `slots` [b, L] of a [slots, Hkv, D] buffer, as a new tensor [b, L, Hkv, D]."""
+    rows = buffer.index_select(0, slots.flatten())
+    return rows.view(*slots.shape, *buffer.shape[1:]).to(dtype)
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limits: _Limits) -> Tensor:
     """Attention of q [b, Q, Hq, D] on k, v [b, L, Hkv, D]; mask [b, Q, L] is True where seen."""
     b, n_q, heads, dim = q.shape
@@ -125,8 +131,8 @@ def decode_attention_cpu(
         slots = req_to_token[req_pool_indices[rows], :longest]
         seen = _seen(lens[:, None] - 1, longest, limits.window)
         # Cells past a row's length may hold anything: point them at slot 0.
-        slots = torch.where(seen[:, 0], slots, 0).to(torch.int64)
-        k, v = k_buffer[slots].to(query.dtype), v_buffer[slots].to(query.dtype)
+        slots = torch.where(seen[:, 0], slots, 0)
+        k, v = _gather(k_buffer, slots, query.dtype), _gather(v_buffer, slots, query.dtype)
         output[rows] = _attend(query[rows][:, None], k, v, seen, limits)[:, 0]
 
 
@@ -200,8 +206,8 @@ def _extend_chunk(
 
     slots = pool.rows[req, :n_k]
     inside = torch.arange(n_k) < seq_lens[:, None]
-    slots = torch.where(inside, slots, 0).to(torch.int64)
-    k, v = pool.k[slots].to(q.dtype), pool.v[slots].to(q.dtype)
+    slots = torch.where(inside, slots, 0)
+    k, v = _gather(pool.k, slots, q.dtype), _gather(pool.v, slots, q.dtype)
     if k_new is not None and v_new is not None:
         k[row, prefix[row] + offset] = k_new.view(-1, *k.shape[2:])[flat]
         v[row, prefix[row] + offset] = v_new.view(-1, *v.shape[2:])[flat]
