@@ -70,6 +70,7 @@ class RowState(NamedTuple):
     stashed: Term
     seeded: Term
     lost: Term
+    reserved: Term = 0
 
 
 Guard: TypeAlias = "Callable[[Ops, State, Arg], Term]"
@@ -90,7 +91,8 @@ def _dwell_over(ops: Ops, s: State, _: Arg) -> Term:
 
 
 def _nothing_unsettled(ops: Ops, s: State, _: Arg) -> Term:
-    return ops.eq(s.unsettled, 0)
+    # The second half follows from the order of results; stating it keeps the proof local.
+    return ops.all(ops.eq(s.unsettled, 0), ops.eq(s.t_settled, s.t_launched))
 
 
 def _rebuildable(ops: Ops, s: State, _: Arg) -> Term:
@@ -165,9 +167,7 @@ def _cover_slice(ops: Ops, s: State, a: Arg) -> State:
 
 
 def _launch(_: Ops, s: State, a: Arg) -> State:
-    return s._replace(
-        t_launched=s.t_launched + a.plain, unsettled=s.unsettled + a.speculative
-    )
+    return s._replace(t_launched=s.t_launched + a.plain, unsettled=s.unsettled + a.speculative)
 
 
 def _settle(ops: Ops, s: State, a: Arg) -> State:

@@ -38,9 +38,7 @@ EDGES: tuple[Edge, ...] = (
     Edge(_DRAINING, _E.DRAINED, _PLAIN, ("NOTHING_UNSETTLED",), ("COVER_ALL",), "ROW_COVER"),
     Edge(_DRAINING, _E.LOAD_FELL, _SPEC),
     Edge(_PLAIN, _E.LOAD_FELL, _RESEEDING, ("DWELL_OVER", "REBUILDABLE")),
-    Edge(
-        _RESEEDING, _E.SLICE_DONE, _RESEEDING, ("REACHES_OLDEST",), ("COVER_SLICE",), "ROW_FLUSH"
-    ),
+    Edge(_RESEEDING, _E.SLICE_DONE, _RESEEDING, ("REACHES_OLDEST",), ("COVER_SLICE",), "ROW_FLUSH"),
     Edge(_RESEEDING, _E.RESEEDED, _SPEC, ("REST_FITS",), ("SEED_ALL",), "ROW_SEED"),
     Edge(_RESEEDING, _E.LOAD_ROSE, _PLAIN),
     Edge(_RESEEDING, _E.RESEED_FAILED, _PLAIN),
@@ -96,14 +94,15 @@ REFUSALS: dict[tuple[Mode, Event], str] = {
 }
 
 _EVERY_MODE = frozenset({Phase.PREFILL, Phase.IDLE})
-_OFF = _EVERY_MODE | {Phase.PLAIN_DECODE, Phase.FLUSH}
+# A flush of a draft with several layers is a draft extend with the shape of a seed extend.
+_OFF = _EVERY_MODE | {Phase.PLAIN_DECODE, Phase.FLUSH, Phase.SEED_EXTEND}
 _ON = _EVERY_MODE | {Phase.DRAFT, Phase.VERIFY, Phase.DRAFT_EXTEND}
 
 ALLOWED: dict[Mode, frozenset[Phase]] = {
     _SPEC: _ON,
     _DRAINING: _EVERY_MODE,
     _PLAIN: _OFF,
-    _RESEEDING: _OFF | {Phase.SEED_EXTEND},
+    _RESEEDING: _OFF,
 }
 
 EDGE_OF: dict[tuple[Mode, Event], Edge] = {(e.source, e.event): e for e in EDGES}

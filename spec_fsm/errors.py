@@ -1,4 +1,4 @@
-"""The library's errors: one line each, naming mode, event or phase, observed, expected, invariant."""
+"""The errors: one line each, naming mode, event or phase, observed, expected, invariant."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Shape:
                 msg = f"{name} is {value!r}: accepted are whole numbers, 1 or more"
                 raise ConfigError(msg)
         most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
-        if not 2 <= self.num_draft_tokens <= most:  # noqa: PLR2004 -- the root and one draft
+        if not 2 <= self.num_draft_tokens <= most:  # the root and one draft
             msg = (
                 f"num_draft_tokens is {self.num_draft_tokens}: accepted are 2 to {most} "
                 f"for topk {self.topk} and num_steps {self.num_steps}"

@@ -178,10 +178,11 @@ class Ledger:
             if max(base, self.f_launched) >= oldest:
                 break
             dropped.append(rid)
-        self._lose(dropped)
+        self.lose(dropped)
         return dropped
 
-    def _lose(self, rids: list[str]) -> None:
+    def lose(self, rids: list[str]) -> None:
+        """Move `rids` to the lost rows, with the point they are covered to."""
         for rid in rids:
             base = self._base.pop(rid)
             self._lost[rid] = (base, max(base, self.f_launched))
@@ -202,11 +203,15 @@ class Ledger:
                 self._seed_settled = point
         self.f_settled = point
 
-    def forget_stash(self) -> list[str]:
-        """The stashed states are worthless: rows that need them are lost; returns those."""
-        dropped = [rid for rid in self._base if not self.seeded(rid)]
-        self._lose(dropped)
-        return dropped
+    def stale(self) -> list[str]:
+        """Rows, not lost yet, that still need stashed hidden states: O(rows), for rare events."""
+        return [rid for rid in self._base if not self.seeded(rid)]
+
+    def oldest_without(self, rids: list[str]) -> int:
+        """What `State.oldest` is once `rids` are lost."""
+        gone = set(rids)
+        kept = (base for rid, base in self._base.items() if rid not in gone)
+        return next(kept, self.t_launched)
 
     def repoint(self) -> None:
         """The newest launch in flight carries the flush that moved `f_launched`."""

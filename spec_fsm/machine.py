@@ -1,7 +1,9 @@
-"""The mode machine, built from the table and run by `transitions`.
+"""The mode machine: the table's edges, run and drawn by `transitions`.
 
-It runs only when the mode changes, a few times a minute; its 8 microseconds do not matter there.
-The per-step calls never come here.
+It runs only when the mode changes, a few times a minute, so that its 8 microseconds do not
+matter; the per-step calls never come here (a test replaces it by one that raises).  Every edge is
+in it, those that stay in their mode as internal transitions, so that it refuses exactly the pairs
+the table refuses.
 """
 
 from __future__ import annotations
@@ -9,29 +11,32 @@ from __future__ import annotations
 from typing import Any
 
 from transitions import Machine
+from transitions.extensions import GraphMachine
 
-from spec_fsm._table import EDGES, Edge
-from spec_fsm.modes import Event, Mode
-
-
-def changing_edges() -> tuple[Edge, ...]:
-    """The edges that change the mode."""
-    return tuple(e for e in EDGES if e.source is not e.target)
+from spec_fsm._table import EDGES
+from spec_fsm.modes import MODE_EVENTS, Event, Mode
 
 
 def to_transitions() -> list[dict[str, Any]]:
-    """Those edges as `transitions` wants them."""
+    """Every edge as `transitions` wants it; `dest` None is an internal transition."""
     return [
-        {"trigger": e.event.name, "source": e.source.name, "dest": e.target.name}
-        for e in changing_edges()
+        {
+            "trigger": edge.event.name,
+            "source": edge.source.name,
+            "dest": None if edge.source is edge.target else edge.target.name,
+        }
+        for edge in EDGES
     ]
 
 
 class ModeMachine:
     """One server's mode, moved along the table's edges."""
 
+    state: str
+    trigger: Any
+
     def __init__(self, mode: Mode = Mode.SPEC) -> None:
-        self.machine = Machine(
+        Machine(
             model=self,
             states=[m.name for m in Mode],
             transitions=to_transitions(),
@@ -39,9 +44,6 @@ class ModeMachine:
             auto_transitions=False,
             send_event=False,
         )
-
-    state: str
-    trigger: Any
 
     @property
     def mode(self) -> Mode:
@@ -54,4 +56,30 @@ class ModeMachine:
         return self.mode
 
 
-__all__ = ["ModeMachine", "changing_edges", "to_transitions"]
+def diagram() -> str:
+    """The mode events as a Mermaid state diagram, generated from the table; needs no graphviz."""
+    drawn = [
+        {
+            "trigger": f"{edge.event.name} [{' and '.join(edge.guards)}]"
+            if edge.guards
+            else edge.event.name,
+            "source": edge.source.name,
+            "dest": edge.target.name,
+        }
+        for edge in EDGES
+        if edge.event in MODE_EVENTS
+    ]
+    machine = GraphMachine(
+        model=None,
+        states=[m.name for m in Mode],
+        transitions=drawn,
+        initial=Mode.SPEC.name,
+        auto_transitions=False,
+        graph_engine="mermaid",
+        show_conditions=False,
+        title="spec-fsm",
+    )
+    return str(machine.get_combined_graph().draw(None))
+
+
+__all__ = ["ModeMachine", "diagram", "to_transitions"]

@@ -6,7 +6,7 @@ sentence.  The members are small ints wherever the hot path indexes a table with
 
 from __future__ import annotations
 
-from enum import Enum, IntEnum, unique
+from enum import IntEnum, StrEnum, unique
 
 
 @unique
@@ -90,13 +90,14 @@ class Phase(IntEnum):
     FLUSH = 6
     """Missing draft KV is written from stashed hidden states."""
     SEED_EXTEND = 7
-    """A draft extend over the last position, to make the seed of the first draft again."""
+    """A draft extend from the stash: over the last position, to make the seed of the first draft
+    again, or over a slice of a gap where the draft has several layers."""
     IDLE = 8
     """A launch without rows."""
 
 
 @unique
-class Pin(str, Enum):
+class Pin(StrEnum):
     """What the operator asks for."""
 
     AUTO = "AUTO"

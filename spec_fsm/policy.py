@@ -76,12 +76,12 @@ class PolicyConfig:
 
 def as_pin(value: object) -> Pin:
     """The Pin named by `value`; raises ConfigError naming the accepted values."""
-    try:
-        return Pin(value)
-    except ValueError:
-        accepted = ", ".join(p.value for p in Pin)
-        msg = f"pin is {value!r}: accepted are {accepted}"
-        raise ConfigError(msg) from None
+    for pin in Pin:
+        if value == pin.value:
+            return pin
+    accepted = ", ".join(p.value for p in Pin)
+    msg = f"pin is {value!r}: accepted are {accepted}"
+    raise ConfigError(msg)
 
 
 class Policy:

@@ -1,0 +1,98 @@
+"""The table at run time: follows an edge whole, or refuses the event and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NoReturn
+
+from spec_fsm._rules import EFFECTS, GUARDS, Arg, State
+from spec_fsm._table import EDGE_OF, REFUSALS, Edge
+from spec_fsm.errors import IllegalEvent, SpecFsmError
+from spec_fsm.invariants import Checks
+from spec_fsm.ledger import Ledger
+from spec_fsm.machine import ModeMachine
+from spec_fsm.modes import Event, Mode
+from spec_fsm.ops import INT
+from spec_fsm.trace import Tracer
+
+if TYPE_CHECKING:
+    from spec_fsm.laws import Shape
+    from spec_fsm.plan import StashConfig
+    from spec_fsm.policy import Policy
+    from spec_fsm.trace import Sink
+
+NO_ARG = Arg()
+
+
+class TableRunner:
+    """Holds the mode and what its edges move; `Lifecycle` adds the calls an engine makes."""
+
+    def __init__(
+        self, shape: Shape, policy: Policy, stash: StashConfig, *, trace: Sink | None = None
+    ) -> None:
+        self.shape = shape
+        self.policy = policy
+        self.stash = stash
+        self.mode = Mode.SPEC
+        self.ledger = Ledger(stash.width)
+        self.checks = Checks()
+        self.transitions: Counter[tuple[str, str, str]] = Counter()
+        """How often each edge that changes the mode was followed: (source, event, target)."""
+        self._machine = ModeMachine()
+        self._trace = None if trace is None else Tracer(trace)
+        if self._trace is not None:
+            self._trace.start(shape, policy.config, stash)
+
+    def state(self) -> State:
+        """The shared counters, as the table's guards and effects read them."""
+        return self.ledger.state(self.stash.slice_width, self.policy.waiting_for(self.mode))
+
+    def _fire(
+        self, event: Event, arg: Arg = NO_ARG, fields: dict[str, object] | None = None
+    ) -> None:
+        """Follow the edge of `event` in this mode; raises IllegalEvent if it may not be."""
+        edge = EDGE_OF.get((self.mode, event))
+        if edge is None:
+            self._refuse(event, REFUSALS[self.mode, event])
+        if guard := self._broken_guard(edge, self.state(), arg):
+            self._refuse(event, guard)
+        self._follow(edge, arg, fields or {})
+
+    def _broken_guard(self, edge: Edge, state: State, arg: Arg) -> str:
+        """Name of the first guard of `edge` that does not hold, or empty."""
+        return next((name for name in edge.guards if not GUARDS[name](INT, state, arg)), "")
+
+    def _follow(self, edge: Edge, arg: Arg, fields: dict[str, object]) -> None:
+        """Apply an edge whose guards hold; fields: what the trace line tells besides."""
+        state = self.state()
+        for name in edge.effects:
+            state = EFFECTS[name](INT, state, arg)
+        if edge.target is not edge.source:
+            self.mode = self._machine.fire(edge.event)
+            self.policy.fired(edge.event, edge.target)
+            self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
+        self.ledger.take(state)
+        self._event_line(edge.event, edge.source, fields)
+
+    def _refuse(
+        self, event: Event, reason: str, observed: object = None, expected: object = None
+    ) -> NoReturn:
+        if self._trace is not None:
+            self._trace.refused(event, self.mode, reason)
+        msg = f"refused: {reason}"
+        raise IllegalEvent(msg, mode=self.mode, event=event, observed=observed, expected=expected)
+
+    def _violated(self, error: SpecFsmError) -> NoReturn:
+        """Count, trace and raise a broken invariant."""
+        self.checks.violated(error.invariant, str(error))
+        if self._trace is not None:
+            self._trace.violation(error.invariant, self.mode, str(error))
+        raise error
+
+    def _event_line(self, event: Event, source: Mode, fields: dict[str, object]) -> None:
+        if self._trace is not None:
+            counts = (self.ledger.rows, self.ledger.unsettled)
+            self._trace.event(event, (source, self.mode), counts, fields)
+
+
+__all__ = ["NO_ARG", "TableRunner"]

@@ -1,0 +1,55 @@
+"""What a decode batch is to do, and the settings of the stash the plans are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spec_fsm.modes import Action, Mode
+from spec_fsm.policy import whole
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the next decode batch does.
+
+    flush_upper, flush_lower: the launch also writes the missing draft KV of the positions
+        committed - flush_upper up to, not including, committed - flush_lower of each row, where
+        `committed` counts every plain launch issued, the planned one included if it is plain.  A
+        row whose own gap is smaller than `flush_upper` starts at its gap.  0, 0: no flush.
+    settle_first: never set by `Lifecycle.plan_decode`, which refuses instead; an engine that
+        queues plans may set it on its own to mark one that waits for the results in flight.
+    """
+
+    action: Action
+    mode: Mode
+    settle_first: bool = False
+    flush_upper: int = 0
+    flush_lower: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StashConfig:
+    """Settings of the stash of hidden states, checked when built (raises ConfigError).
+
+    width: hidden states kept a row, in positions (2 or more).
+    flush_every: the missing draft KV is written when the largest gap reaches this many
+        positions (0: only when speculation resumes; else 1 to width - 1, so that no row is lost).
+    slice_width: most ages one slice of RESEEDING writes (2 or more: the plain launch that
+        carries a slice opens one position itself, so slices of one would never end).
+    """
+
+    width: int = 64
+    flush_every: int = 16
+    slice_width: int = 64
+
+    def __post_init__(self) -> None:
+        whole("width", self.width, 2)
+        whole("flush_every", self.flush_every, 0, self.width - 1)
+        whole("slice_width", self.slice_width, 2)
+
+
+# Most steps carry no flush; their plans are made once.
+SPECULATE = Plan(Action.SPECULATE, Mode.SPEC)
+PLAIN_STEP = Plan(Action.PLAIN, Mode.PLAIN)
+
+__all__ = ["PLAIN_STEP", "SPECULATE", "Plan", "StashConfig"]
