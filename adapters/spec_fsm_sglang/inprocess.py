@@ -21,7 +21,6 @@ process a configuration.
 from __future__ import annotations
 
 import contextvars
-import os
 import threading
 from array import array
 from collections.abc import Callable
@@ -30,8 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from spec_fsm_sglang import cpu_ops
-from spec_fsm_sglang.cpu_ops.overlap import allow_overlap
+from spec_fsm_sglang.cpu_ops import server as cpu_server
 
 
 @dataclass
@@ -78,7 +76,7 @@ class Engine:
         args: dict[str, Any] = {
             "model_path": str(model),
             "skip_tokenizer_init": True,
-            "device": "cpu",
+            **cpu_server.as_fields(),
             "dtype": "float32",
             "page_size": page_size,
             "disable_overlap_schedule": not overlap,
@@ -86,7 +84,6 @@ class Engine:
             "max_total_tokens": max_total_tokens,
             "chunked_prefill_size": chunked_prefill_size if chunked_prefill_size else -1,
             "mem_fraction_static": 0.3,
-            **cpu_ops.ATTENTION,
             "random_seed": 0,
             "log_level": "error",
         }
@@ -103,7 +100,7 @@ class Engine:
         self._inbox: list[Any] = []
         self.scheduler: Any = _build_scheduler(args | server_args, overlap=overlap)
         self._capture_outputs()
-        self._loop = _SteppedLoop(self._run_loop)
+        self._loop = _SteppedLoop(self.scheduler.run_event_loop)
         self.scheduler.ingest_requests = self._ingest
         self._loop.start()
 
@@ -187,10 +184,6 @@ class Engine:
         requests, self._inbox = self._inbox, []
         self.scheduler.process_input_requests(requests)
         return requests
-
-    def _run_loop(self) -> None:
-        loop = self.scheduler.run_event_loop
-        loop()
 
     def _capture_outputs(self) -> None:
         channels = self.scheduler.ipc_channels
@@ -285,19 +278,19 @@ class _SteppedLoop:
 
 
 def _build_scheduler(args: dict[str, Any], *, overlap: bool) -> Any:
-    cpu_ops.enable()
-    # Read when torch is first used: no compilation of SGLang's small functions.
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    cpu_server.prepare()
+    if overlap:
+        cpu_server.force_overlap()
 
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, ServerArgs
+    from sglang.srt.utils import configure_logger
 
     load_plugins()
-    if overlap:
-        allow_overlap()
     server_args = ServerArgs(**args)
     port_args = PortArgs.init_new(server_args)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    configure_logger(server_args)
     return Scheduler(server_args, port_args)

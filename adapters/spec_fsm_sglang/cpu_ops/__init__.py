@@ -12,12 +12,6 @@ import sys
 from pathlib import Path
 
 SITE = Path(__file__).resolve().parent / "site"
-# Server arguments that give target and draft the operators' backend. Named for both phases: the
-# joint `attention_backend` SGLang turns into torch_native on a host without AMX.
-ATTENTION = {
-    "prefill_attention_backend": "intel_amx",
-    "decode_attention_backend": "intel_amx",
-}
 PACKAGES = Path(__file__).resolve().parents[2]
 
 

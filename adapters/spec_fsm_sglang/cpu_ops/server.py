@@ -1,54 +1,54 @@
-"""What a SGLang server needs on CPU besides the operators: environment, options, overlap."""
+"""What a server on CPU needs before SGLang is imported, and the flags it is started with."""
 
 from __future__ import annotations
 
 import os
-from typing import Final
 
-from spec_fsm_sglang.cpu_ops import enable
+from spec_fsm_sglang import cpu_ops
+from spec_fsm_sglang.cpu_ops.hooks import OVERLAP_ENV
 
-OPTIONS: Final[dict[str, str]] = {
-    "device": "cpu",
-    # Named one by one: SGLang turns the joint default into torch_native where AMX is missing.
-    "prefill_attention_backend": "intel_amx",
-    "decode_attention_backend": "intel_amx",
-}
-"""Fields of `ServerArgs` without which SGLang does not reach the operators."""
-
-_ENVIRONMENT: Final = {
-    # Read when SGLang is imported: the small sampling and tree functions are not compiled (that
-    # takes longer than a demo runs), and Triton kernels, of which overlap has some, interpreted.
-    "TORCHDYNAMO_DISABLE": "1",
-    "TRITON_INTERPRET": "1",
-}
+_BACKEND = "intel_amx"  # the attention backend that reads the draft tree's mask on CPU
 
 
-def prepare() -> None:
-    """Makes SGLang run on CPU, here and in the processes it starts; before it is imported."""
-    enable()
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+def prepare() -> bool:
+    """Readies this process and those it starts; True if the stand-in `sgl_kernel` is in use.
+
+    Also keeps torch from compiling SGLang's small functions, which takes seconds here and gains
+    nothing (`TORCHDYNAMO_DISABLE`, unless it is set already). Raises what `cpu_ops.enable` does.
+    """
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    return cpu_ops.enable()
 
 
 def force_overlap() -> None:
-    """Lets `ServerArgs` keep overlap scheduling on CPU, which SGLang turns off for speculation.
+    """Keeps overlap scheduling with speculation, which SGLang turns off on CPU.
 
-    Before `ServerArgs` are resolved, in the process that resolves them.
+    Acts on processes that load SGLang's plugins after this call.
     """
-    from sglang.srt.arg_groups import speculative_hook
-
-    speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
+    os.environ[OVERLAP_ENV] = "1"
 
 
 def as_flags(argv: list[str]) -> list[str]:
-    """`OPTIONS` as command-line flags, those left out that `argv` gives itself."""
-    given = {argument.partition("=")[0] for argument in argv}
-    flags = []
-    for name, value in OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        if flag not in given:
-            flags += [flag, value]
+    """The flags to add to `argv` so that target and draft run on the CPU operators.
+
+    The backend is named for both phases: the joint `--attention-backend` SGLang turns into
+    torch_native on a host without AMX. A backend that `argv` names is left alone.
+    """
+    flags = [] if _has(argv, "--device") else ["--device", "cpu"]
+    backends = ("--prefill-attention-backend", "--decode-attention-backend")
+    if not any(_has(argv, flag) for flag in ("--attention-backend", *backends)):
+        flags += [part for flag in backends for part in (flag, _BACKEND)]
     return flags
 
 
-__all__ = ["OPTIONS", "as_flags", "force_overlap", "prepare"]
+def as_fields() -> dict[str, str]:
+    """The same as fields of `ServerArgs`."""
+    names = as_flags([])
+    return {
+        flag.removeprefix("--").replace("-", "_"): value
+        for flag, value in zip(names[::2], names[1::2], strict=True)
+    }
+
+
+def _has(argv: list[str], flag: str) -> bool:
+    return any(part == flag or part.startswith(f"{flag}=") for part in argv)
