@@ -16,6 +16,7 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from spec_fsm import Mode, ShapeViolation
+from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -54,6 +55,7 @@ class TensorChecks:
         running = scheduler.running_batch
         if running.is_empty():
             return
+        STRICT.check_in_place(running)
         self._relay(running)
         owners = scheduler.invariant_checker._requests_owning_rows()
         self._pool(scheduler, owners)
@@ -159,6 +161,7 @@ class TensorChecks:
 
     def before_decode(self, batch: ScheduleBatch, plan: Plan) -> None:
         """I10, I17, I18 for the decode batch that is about to be launched."""
+        STRICT.check_in_place(batch)
         gone = [req.rid for req in batch.reqs if not req.kv.holds_kv]
         self._expect("I10", not gone or len(gone) == len(batch.reqs), f"rows that left: {gone}")
         if batch.seq_lens_cpu is not None:

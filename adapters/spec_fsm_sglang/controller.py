@@ -25,6 +25,7 @@ from spec_fsm import (
     StashConfig,
 )
 from spec_fsm_sglang.checks import TensorChecks
+from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -70,6 +71,7 @@ class Controller:
         self.settled_first = False
         self.settling_plain = False
         self.in_flight_at_drain = 0
+        STRICT.mode_of = lambda: self.lifecycle.mode
         checked = config.checks or os.environ.get("SPEC_FSM_STRICT") == "1"
         self.checks = TensorChecks(self) if checked else None
 

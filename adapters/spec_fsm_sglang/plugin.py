@@ -9,6 +9,7 @@ starts. Whatever it does not know it refuses with one line, and SGLang goes on w
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from spec_fsm import SpecFsmError
@@ -44,6 +45,12 @@ def activate() -> None:
         HookType.AROUND,
     )
     hooks.register()
+    if os.environ.get("SPEC_FSM_STRICT") == "1":
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+        from spec_fsm_sglang.ownership import STRICT
+
+        STRICT.install(ScheduleBatch)
 
 
 def create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:

@@ -19,7 +19,7 @@ from sglang.srt.layers.moe.utils import (
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from spec_fsm import Action, Plan, SpecFsmError
+from spec_fsm import Action, Hidden, Phase, Plan, SpecFsmError, SpecInfo
 from spec_fsm_sglang import plain, rebuild
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
@@ -101,7 +101,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if plan.action is Action.RESEED and not self._reseed(fsm, batch, plan):
             plan = fsm.plan_decode(batch)
         if plan.action is Action.PLAIN:
-            result = self._plain(batch, plan, on_publish, grammar_barrier)
+            result = self._plain(fsm, batch, plan, on_publish, grammar_barrier)
         else:
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         fsm.launched(batch, plan, result)
@@ -109,6 +109,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
 
     def _plain(
         self,
+        fsm: Controller,
         batch: ScheduleBatch,
         plan: Plan,
         on_publish: Callable[[torch.Tensor], None] | None,
@@ -125,9 +126,27 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         self.stash.record(rows, positions, hidden_states, result.next_token_ids)
         if plan.flush_upper > plan.flush_lower:
             with self._rebuilding():
-                self.rebuild.flush(batch, new_seq_lens, plan.flush_upper, plan.flush_lower)
+                self._flush(fsm, batch, new_seq_lens, plan)
         plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
         return result
+
+    def _flush(
+        self, fsm: Controller, batch: ScheduleBatch, committed: torch.Tensor, plan: Plan
+    ) -> None:
+        """Write the planned ages of missing draft KV, if this mode allows it."""
+        positions = (plan.flush_upper - plan.flush_lower) * len(batch.reqs)
+        if positions == 0:
+            return
+        fsm.lifecycle.check_launch(
+            Phase.FLUSH,
+            len(batch.reqs),
+            positions,
+            positions,
+            SpecInfo.NONE,
+            Hidden.NULL,
+            width=positions,
+        )
+        self.rebuild.flush(batch, committed, plan.flush_upper, plan.flush_lower)
 
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
         """Rebuild what is left of every gap, and the seeds; False if that failed.
@@ -138,7 +157,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         try:
             with self._rebuilding():
                 committed = batch.seq_lens
-                self.rebuild.flush(batch, committed, plan.flush_upper, plan.flush_lower)
+                self._flush(fsm, batch, committed, plan)
                 rebuild.seed(self.draft_worker, self.stash, batch, committed)
         except SpecFsmError:
             raise
