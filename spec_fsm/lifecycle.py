@@ -59,6 +59,7 @@ class Lifecycle(TableRunner):
         super().__init__(shape, policy, stash, trace=trace)
         self.held = ""
         """The guard that keeps a change that is due from being made, or empty."""
+        self._departed = 0  # rows that left since the last launch and may ride along once more
         self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
 
@@ -134,8 +135,9 @@ class Lifecycle(TableRunner):
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
 
         Raises IllegalLaunch in DRAINING while a result is in flight, and outside SPEC if `rows`
-        is not the number of rows that joined: the ledger counts on every row taking part in
-        every plain launch.
+        is more than can be there: under overlap a row that left since the last launch may ride
+        along once more.  Fewer than joined is legal: SGLang leaves out the rows whose last token
+        is in flight (`_reqs_finishing_inflight`); they never decode again.
         """
         plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative(rows)
         if self._trace is not None:
@@ -143,15 +145,15 @@ class Lifecycle(TableRunner):
         return plan
 
     def _plan_unspeculative(self, rows: int) -> Plan:
-        ledger = self.ledger
-        if self.mode is _DRAINING:
+        ledger, mode = self.ledger, self.mode
+        self.checks.count("I7")
+        if not 1 <= rows <= ledger.rows + self._departed:
+            self._wrong_rows(rows)
+        if mode is _DRAINING:
             if ledger.in_flight:
                 msg = "a decode batch must wait for the results in flight"
-                raise IllegalLaunch(msg, mode=_DRAINING, observed=ledger.in_flight, expected=0)
+                raise IllegalLaunch(msg, mode=mode, observed=ledger.in_flight, expected=0)
             self._fire(Event.DRAINED)
-        self.checks.count("I7")
-        if rows != ledger.rows or not rows:
-            self._wrong_rows(rows)
         gap = ledger.max_gap
         if self.mode is _PLAIN:
             if gap + 1 < self._flush_at:
@@ -164,7 +166,7 @@ class Lifecycle(TableRunner):
 
     def _wrong_rows(self, rows: int) -> NoReturn:
         error = IllegalLaunch(
-            "a decode launch must hold every row that joined, and at least one",
+            "a decode launch holds at least one row, and none that did not join",
             mode=self.mode,
             observed=rows,
             expected=self.ledger.rows,
@@ -222,6 +224,7 @@ class Lifecycle(TableRunner):
             raise IllegalLaunch(
                 msg, mode=mode, observed=action.name, expected=f"the plan's {plan.action.name}"
             )
+        self._departed = 0
         if speculative:
             ledger.launch_speculative(action)
         elif plan.flush_upper:
@@ -316,6 +319,7 @@ class Lifecycle(TableRunner):
         if event not in LEAVING:
             msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
             raise ConfigError(msg)
+        self._departed += rid in self.ledger
         gap = self.ledger.leave(rid)
         self._event_line(event, self.mode, {"rid": rid, "gap": gap})
         return gap
