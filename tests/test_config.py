@@ -71,7 +71,7 @@ def test_bad_files_are_one_line(
         ("dwell", 1.5, "whole numbers, 0 or more"),
         ("enable_at", 0, "whole numbers, 1 or more"),
         ("enable_at", 6, "1 to disable_above (5)"),
-        ("stash_width", 0, "whole numbers, 1 or more"),
+        ("stash_width", 1, "whole numbers, 2 or more"),
         ("flush_every", 64, "0 to stash_width - 1 (63)"),
         ("slice_tokens", 0, "whole numbers, 1 or more"),
         ("pin", "on", "auto, spec, plain"),
@@ -106,9 +106,9 @@ def test_bad_environment_names_the_variable(text: str) -> None:
 
 
 def test_slice_width_shares_the_budget_among_rows() -> None:
-    """All rows at the enable threshold together stay within `slice_tokens`, one token at least."""
+    """All rows at the enable threshold together stay within `slice_tokens`, two tokens at least."""
     assert Config(disable_above=8, enable_at=4, slice_tokens=100).slice_width() == 25
-    assert Config(disable_above=8, enable_at=8, slice_tokens=2).slice_width() == 1
+    assert Config(disable_above=8, enable_at=8, slice_tokens=2).slice_width() == 2
 
 
 def test_every_key_is_documented() -> None:

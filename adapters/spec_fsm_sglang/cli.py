@@ -90,8 +90,9 @@ def status(url: Url = "http://127.0.0.1:30000", as_json: AsJson = False) -> None
         return
     table = Table(title=url, show_header=False)
     for key, value in found.items():
-        inner = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        table.add_row(key, str(inner))
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {count}" for name, count in value.items())
+        table.add_row(key, str(value))
     Console().print(table)
 
 
@@ -105,6 +106,25 @@ def pin(mode: PinMode, url: Url = "http://127.0.0.1:30000", as_json: AsJson = Fa
         print(json.dumps({"url": url, "pin": mode.value}))
     else:
         print(f"{url}: pinned {mode.value}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Option("--report", help="Where the report goes; emptied first.")
+    ] = Path("demo-report"),
+    as_json: AsJson = False,
+) -> None:
+    """Run the main job on a real server on this machine and compare every output."""
+    from spec_fsm_sglang.demo.run import run
+
+    summary = run(folder, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(summary))
+    failed = [c["name"] for c in summary["conditions"] if not c["holds"]]
+    if failed:
+        print(f"spec-fsm: demo failed: {'; '.join(failed)}", file=sys.stderr)
+    raise typer.Exit(1 if failed else 0)
 
 
 def main() -> None:

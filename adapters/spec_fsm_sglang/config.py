@@ -23,7 +23,7 @@ _WHOLE: Final = {
     "disable_above": 1,
     "enable_at": 1,
     "dwell": 0,
-    "stash_width": 1,
+    "stash_width": 2,
     "flush_every": 0,
     "slice_tokens": 1,
 }
@@ -118,9 +118,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Tokens a request that one slice may cover, so that all rows fit `slice_tokens`.
 
         Reseeding starts at `enable_threshold` rows or fewer; a pin may start it with more, and
-        then a slice is longer than asked for.
+        then a slice is longer than asked for. At least 2: the plain step that carries a slice adds
+        one token itself.
         """
-        return max(1, self.slice_tokens // self.enable_threshold)
+        return max(2, self.slice_tokens // self.enable_threshold)
 
     def to_env(self) -> dict[str, str]:
         """The environment variable that hands this configuration to SGLang's processes."""

@@ -77,7 +77,7 @@ def _resolve(argv: list[str], config: Config | None) -> Any:
     server_args.resolve_once()
     resolved = resolving_view(server_args)
     if resolved.encoder_only or resolved.smg_grpc_mode or resolved.use_ray:
-        raise ConfigError("spec-fsm serve starts SGLang's HTTP server: no encoder, gRPC or Ray mode")
+        raise ConfigError("serve starts SGLang's HTTP server: no encoder, gRPC or Ray mode")
     if config is not None:
         _refuse(running_cap.problem(config.disable_above, resolved.max_running_requests))
     return server_args

@@ -1,0 +1,95 @@
+"""A SGLang server in a process of its own, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+START_S = 300.0
+STOP_S = 60.0
+
+
+class ServerFailed(RuntimeError):
+    """The server did not come up or died; the message ends with the end of its log."""
+
+
+@contextmanager
+def running(flags: Sequence[str], log: Path) -> Iterator[str]:
+    """Runs `spec-fsm serve` with `flags` on a free port; yields its URL once it answers.
+
+    Output goes to `log`. Raises ServerFailed when it does not answer within 300 s or ends
+    before; on leaving, the server is asked to stop and, if it does not, ended.
+    """
+    port = _free_port()
+    command = [sys.executable, "-m", "spec_fsm_sglang.cli", "serve", *flags]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_healthy(url, process, log)
+        yield url
+    finally:
+        _stop(process)
+
+
+def _end_with_parent() -> None:
+    """Linux sends SIGTERM when the demo dies, so that a killed one leaves no server behind."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with code {process.returncode}:\n{tail(log)}")
+        try:
+            if httpx.get(f"{url}/health", timeout=10).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise ServerFailed(f"the server did not answer within {START_S:.0f} s:\n{tail(log)}")
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server, then SIGKILL to what is left of its session."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+__all__ = ["ServerFailed", "running", "tail"]
