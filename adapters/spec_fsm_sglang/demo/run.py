@@ -80,11 +80,11 @@ def _references(
     jobs = _jobs()
     console.print("server 1 of 2: without speculation, for the reference outputs (starts in 30 s)")
     with (
-        running(["--spec-fsm-off", *_flags(model)], folder / "reference-server.log") as url,
+        running(["--spec-fsm-off", *_flags(model)], folder / "reference-server.log") as server,
         _bar(console) as bar,
     ):
         task = bar.add_task("reference outputs", total=len(jobs))
-        driver = Driver(url, prompts, lambda _course, done: bar.update(task, completed=done))
+        driver = Driver(server.url, prompts, lambda _course, done: bar.update(task, completed=done))
         return driver.references(jobs, REFERENCE_CONCURRENCY)
 
 
@@ -99,11 +99,11 @@ def _course(
         "--spec-fsm-trace", str(folder / "trace.ndjson"),
         "--spec-fsm-cpu-overlap",
     ]  # fmt: skip
-    with running(flags, folder / "server.log") as url:
+    with running(flags, folder / "server.log") as server:
         with _bar(console) as bar:
-            driver = Driver(url, prompts, _Progress(console, bar))
+            driver = Driver(server.url, prompts, _Progress(console, bar))
             course = driver.run(PHASES)
-        return course, client.status(url)
+        return course, client.status(server.url)
 
 
 class _Progress:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -23,12 +24,30 @@ class ServerFailed(RuntimeError):
     """The server did not come up or died; the message ends with the end of its log."""
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server that answers at `url`."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def stop(self) -> int:
+        """Asks it to stop and ends what is left after 60 s; the exit code, 0 when it complied."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+
 @contextmanager
-def running(flags: Sequence[str], log: Path) -> Iterator[str]:
-    """Runs `spec-fsm serve` with `flags` on a free port; yields its URL once it answers.
+def running(flags: Sequence[str], log: Path) -> Iterator[Server]:
+    """Runs `spec-fsm serve` with `flags` on a free port; yields it once it answers.
 
     Output goes to `log`. Raises ServerFailed when it does not answer within 300 s or ends
-    before; on leaving, the server is asked to stop and, if it does not, ended.
+    before. Leaving the block stops it.
     """
     port = _free_port()
     command = [sys.executable, "-m", "spec_fsm_sglang.cli", "serve", *flags]
@@ -41,12 +60,12 @@ def running(flags: Sequence[str], log: Path) -> Iterator[str]:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
+    server = Server(f"http://127.0.0.1:{port}", process)
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(url, process, log)
-        yield url
+        _wait_until_healthy(server, log)
+        yield server
     finally:
-        _stop(process)
+        server.stop()
 
 
 def _end_with_parent() -> None:
@@ -62,16 +81,15 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_healthy(server: Server, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise ServerFailed(f"the server ended with code {process.returncode}:\n{tail(log)}")
-        try:
-            if httpx.get(f"{url}/health", timeout=10).status_code == 200:
+        code = server.process.poll()
+        if code is not None:
+            raise ServerFailed(f"the server ended with code {code}:\n{tail(log)}")
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{server.url}/health", timeout=10).status_code == 200:
                 return
-        except httpx.HTTPError:
-            pass
         time.sleep(0.5)
     raise ServerFailed(f"the server did not answer within {START_S:.0f} s:\n{tail(log)}")
 
@@ -81,15 +99,4 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, then SIGKILL to what is left of its session."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-__all__ = ["ServerFailed", "running", "tail"]
+__all__ = ["Server", "ServerFailed", "running", "tail"]
