@@ -28,7 +28,6 @@ class State(NamedTuple):
     f_settled: Term
     seed_launched: Term
     seed_settled: Term
-    drained: Term
     width: Term
     slice_width: Term
     dwell: Term
@@ -152,9 +151,7 @@ GUARDS: Mapping[str, Guard] = {
 
 def _cover_all(_: Ops, s: State, __: Arg) -> State:
     tick = s.t_launched
-    return s._replace(
-        f_launched=tick, f_settled=tick, seed_launched=tick, seed_settled=tick, drained=tick
-    )
+    return s._replace(f_launched=tick, f_settled=tick, seed_launched=tick, seed_settled=tick)
 
 
 def _seed_all(_: Ops, s: State, __: Arg) -> State:
@@ -241,10 +238,6 @@ def _row_cover(_: Ops, __: State, r: RowState, ___: Arg) -> RowState:
     return r._replace(covered=r.committed, stashed=r.committed, seeded=1)
 
 
-def _row_seed(_: Ops, __: State, r: RowState, ___: Arg) -> RowState:
-    return r._replace(covered=r.committed, seeded=1)
-
-
 def _row_lose(_: Ops, __: State, r: RowState, ___: Arg) -> RowState:
     return r._replace(lost=1)
 
@@ -260,7 +253,6 @@ ROW_EFFECTS: Mapping[str, RowEffect] = {
     "ROW_DECODE": _row_decode,
     "ROW_FLUSH": _row_flush,
     "ROW_COVER": _row_cover,
-    "ROW_SEED": _row_seed,
     "ROW_LOSE": _row_lose,
     "ROW_FORGET_STASH": _row_forget_stash,
 }

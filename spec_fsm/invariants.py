@@ -194,14 +194,13 @@ ROW_PREDICATES: Mapping[str, RowPredicate] = {
 
 
 def _ordered(ops: Ops, s: State) -> Term:
-    # A result settles after its launch, a seed and a drain are flush points too.
+    # A result settles after its launch, and a seed is a flush point too.
     return ops.all(
         s.t_settled <= s.t_launched,
         s.f_launched <= s.t_launched,
         s.f_settled <= s.f_launched,
         s.seed_launched <= s.f_launched,
         s.seed_settled <= s.f_settled,
-        s.drained <= s.f_settled,
         s.oldest <= s.t_launched,
         s.lost >= 0,
         s.lost <= s.rows,

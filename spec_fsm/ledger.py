@@ -1,4 +1,60 @@
-"""How far each row's target KV and draft KV are valid, without touching the rows."""
+"""How far each row's target KV and draft KV are valid, without touching the rows.
+
+What a row is
+-------------
+For each request six figures, in positions (`Row`): `committed`, `reserved`, `covered`, `stashed`
+and the flags `seeded` and `lost`.  `covered` is the one no engine keeps, and the one whose
+faults are silent.  The table's row effects say what each event does to them: a plain result
+commits one position and unseeds the row, a flush raises `covered`, and so on.
+
+Why it is not kept like that
+----------------------------
+All calls of a scheduler step together may take 5 microseconds at 256 rows.  Adding one to 256
+rows takes longer than that by itself, and it would be done in each step to say the same thing
+256 times: in PLAIN every running row advances by exactly one position with every plain launch.
+So the ledger counts launches, and remembers of a row only *when it joined*:
+
+- `t`, the tick: plain launches so far;
+- `f`, the flush point: every row was covered up to its position at this tick;
+- one entry a row, `rid -> base`, the tick at which it finished its prefill (complete and seeded).
+
+A row's gap, committed - covered, is then `t - max(base, f)`.  No step touches a row.  The largest
+gap is the oldest row's, and that is the first entry: a dict keeps insertion order, rows join at
+the present tick, and ticks only grow.
+
+A flush that carries the ages [upper, lower) raises `f` to `t - lower`.  That is right for each row
+only if `upper` reaches the oldest gap, else a hole would stay below what was written; the guard
+REACHES_OLDEST holds it to that.  A drain raises `f` to `t` (in SPEC all is covered) and so does a
+reseed; both are also the tick `seed` at which every row was seeded.  A row is seeded while
+`max(base, seed) == t`: no plain launch since.  Rows stay seeded after a drain until their first
+plain launch, and a flush does not seed.
+
+Two views
+---------
+The engine launches before it has settled the previous result.  So `t`, `f` and `seed` exist
+twice: `_launched`, moved when a launch is issued, and `_settled`, moved when its result is
+processed.  Results come in launch order; a queue holds, for each launch in flight, the flush
+point it was issued with, and settling a launch makes that point the settled one.  Guards and
+plans use the launched view, for a flush is ordered behind what is in flight on the device.  What a
+leaving row may give to the prefix cache is cut by the settled view: the flush in flight may yet
+write, but nothing of it has been promised to the tree.
+
+Under overlap SGLang leaves a row whose last token is in flight out of the next launch.  The
+launched view then overstates its gap by one, harmlessly: the row leaves when that token settles,
+and is cut by the settled view, which is exact.  `Lifecycle.plan_decode` refuses any other absence.
+
+Rows that are lost
+------------------
+The engine stashes the hidden states of the last `width` plain steps.  A gap that outgrows them
+cannot be rebuilt: the row is *lost*, for good, whatever is flushed later.  Lost rows are taken out
+of the entries, with the point they are covered to, in the launch that loses them.  The lost are
+always the oldest, so this looks at no row that stays, and at each row once in its life.
+
+`Row.stashed` is where the ring begins: `committed` minus the plain steps since the row was last
+seeded, at most `width`; speculative steps stash nothing.  All of this is held against the row
+effects of the table, applied one by one to each row on random histories, in
+`tests/test_core_ledger.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +69,13 @@ _PLAIN, _RESEED = Action.PLAIN, Action.RESEED
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's figures at a boundary, in token positions."""
+    """One request's figures at a boundary, in token positions.
+
+    committed: target KV is valid up to here (prompt + output - 1).  reserved: slots owned up to
+    here.  covered: draft KV is valid up to here.  stashed: target hidden states are kept from
+    here on.  seeded: top-k and hidden state of the last position are valid.  lost: the gap can no
+    longer be rebuilt from the stash.
+    """
 
     committed: int
     reserved: int
@@ -24,11 +86,14 @@ class Row:
 
 
 class Ledger:
-    """Per-row figures kept as ticks of plain launches, O(1) per step."""
+    """The figures of all rows, O(1) a step; see the essay above.
+
+    width: hidden states stashed a row.  The methods trust their caller: `Lifecycle` refuses what
+    the table refuses before it calls them.
+    """
 
     __slots__ = (
         "_base",
-        "_drained",
         "_flights",
         "_lost",
         "_seed_launched",
@@ -47,7 +112,6 @@ class Ledger:
         self.f_launched = self.f_settled = 0
         self.unsettled = 0
         self._seed_launched = self._seed_settled = 0
-        self._drained = 0
         self._base: dict[str, int] = {}
         self._lost: dict[str, tuple[int, int]] = {}
         self._flights: deque[tuple[Action, int]] = deque()
@@ -106,16 +170,21 @@ class Ledger:
         return base is not None and max(base, self._seed_launched) >= self.t_launched
 
     def row(self, rid: str, committed: int, reserved: int) -> Row:
-        """The figures of `rid` as of the settled launches."""
+        """The figures of `rid` as of the settled launches, given its own two, in positions.
+
+        `lost` alone is as of what was launched: the ring is overwritten by then.  An unknown
+        `rid` reads as a row still in its prefill: covered up to `committed`, not seeded.
+        """
         base = self.base(rid)
-        steps = 0 if base is None else self.t_settled - max(base, self._drained)
+        # Plain steps since it was seeded; below 0 while launches from before it joined settle.
+        steps = 0 if base is None else max(0, self.t_settled - max(base, self._seed_settled))
         gap = self.settled_gap(rid)
         return Row(
             committed=committed,
             reserved=reserved,
             covered=committed - gap,
-            stashed=committed - min(self.width, max(0, steps)),
-            seeded=base is not None and max(base, self._seed_settled) >= self.t_settled,
+            stashed=committed - min(self.width, steps),
+            seeded=base is not None and steps == 0,
             lost=rid in self._lost,
         )
 
@@ -132,7 +201,6 @@ class Ledger:
             f_settled=self.f_settled,
             seed_launched=self._seed_launched,
             seed_settled=self._seed_settled,
-            drained=self._drained,
             width=self.width,
             slice_width=slice_width,
             dwell=dwell,
@@ -142,7 +210,6 @@ class Ledger:
         """Adopt the points an edge's effects moved; the other counters move in here only."""
         self.f_launched, self.f_settled = state.f_launched, state.f_settled
         self._seed_launched, self._seed_settled = state.seed_launched, state.seed_settled
-        self._drained = state.drained
 
     # -- membership -----------------------------------------------------------------------
 

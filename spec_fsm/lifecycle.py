@@ -59,7 +59,8 @@ class Lifecycle(TableRunner):
         super().__init__(shape, policy, stash, trace=trace)
         self.held = ""
         """The guard that keeps a change that is due from being made, or empty."""
-        self._departed = 0  # rows that left since the last launch and may ride along once more
+        # Rows that left since the last decode launch, and rows that sat it out; see `_wrong_rows`.
+        self._departed = self._sat_out = 0
         self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
 
@@ -135,9 +136,10 @@ class Lifecycle(TableRunner):
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
 
         Raises IllegalLaunch in DRAINING while a result is in flight, and outside SPEC if `rows`
-        is more than can be there: under overlap a row that left since the last launch may ride
-        along once more.  Fewer than joined is legal: SGLang leaves out the rows whose last token
-        is in flight (`_reqs_finishing_inflight`); they never decode again.
+        cannot be the rows that joined: the ledger counts on each of them taking part in every
+        plain launch.  Overlap allows two exceptions, for one launch each: a row that left since
+        the last launch may ride along, and a row whose last token is in flight may sit out
+        (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`) if it leaves before the next.
         """
         plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative(rows)
         if self._trace is not None:
@@ -147,7 +149,8 @@ class Lifecycle(TableRunner):
     def _plan_unspeculative(self, rows: int) -> Plan:
         ledger, mode = self.ledger, self.mode
         self.checks.count("I7")
-        if not 1 <= rows <= ledger.rows + self._departed:
+        departed = self._departed
+        if not 1 <= rows <= ledger.rows + departed or self._sat_out > departed:
             self._wrong_rows(rows)
         if mode is _DRAINING:
             if ledger.in_flight:
@@ -166,10 +169,11 @@ class Lifecycle(TableRunner):
 
     def _wrong_rows(self, rows: int) -> NoReturn:
         error = IllegalLaunch(
-            "a decode launch holds at least one row, and none that did not join",
+            "a decode launch holds the rows that joined: at least one, no stranger, none left out"
+            " twice",
             mode=self.mode,
-            observed=rows,
-            expected=self.ledger.rows,
+            observed=f"{rows} rows, {self._sat_out} left out before",
+            expected=f"{self.ledger.rows} rows, of which {self._departed} more may linger",
             invariant="I7",
         )
         self._violated(error)
@@ -225,15 +229,19 @@ class Lifecycle(TableRunner):
                 msg, mode=mode, observed=action.name, expected=f"the plan's {plan.action.name}"
             )
         self._departed = 0
+        self._sat_out = 0 if mode is _SPEC else max(0, ledger.rows - rows)
+        dropped: list[str] = []
         if speculative:
             ledger.launch_speculative(action)
         elif plan.flush_upper:
             self._launched_with_flush(rows, plan)
             return
-        elif dropped := ledger.launch_plain():
-            self._dropped(dropped)
+        else:
+            dropped = ledger.launch_plain()
         if self._trace is not None:
             self._launched_line(rows, plan)
+            for rid in dropped:
+                self._event_line(Event.STASH_DROPPED, mode, {"rid": rid})
 
     def _launched_with_flush(self, rows: int, plan: Plan) -> None:
         event = Event.FLUSHED if self.mode is _PLAIN else Event.SLICE_DONE
@@ -253,10 +261,6 @@ class Lifecycle(TableRunner):
         flush = [plan.flush_upper, plan.flush_lower]
         fields = {"action": plan.action.name, "batch": rows, "flush": flush}
         self._event_line(Event.LAUNCHED, self.mode, fields)
-
-    def _dropped(self, rids: list[str]) -> None:
-        for rid in rids:
-            self._event_line(Event.STASH_DROPPED, self.mode, {"rid": rid})
 
     def settled(
         self,

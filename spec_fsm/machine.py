@@ -13,7 +13,7 @@ from typing import Any
 from transitions import Machine
 from transitions.extensions import GraphMachine
 
-from spec_fsm._table import EDGES
+from spec_fsm._table import EDGES, Edge
 from spec_fsm.modes import MODE_EVENTS, Event, Mode
 
 
@@ -58,28 +58,24 @@ class ModeMachine:
 
 def diagram() -> str:
     """The mode events as a Mermaid state diagram, generated from the table; needs no graphviz."""
-    drawn = [
-        {
-            "trigger": f"{edge.event.name} [{' and '.join(edge.guards)}]"
-            if edge.guards
-            else edge.event.name,
-            "source": edge.source.name,
-            "dest": edge.target.name,
-        }
-        for edge in EDGES
-        if edge.event in MODE_EVENTS
-    ]
     machine = GraphMachine(
-        model=None,
         states=[m.name for m in Mode],
-        transitions=drawn,
+        transitions=[
+            {"trigger": _label(edge), "source": edge.source.name, "dest": edge.target.name}
+            for edge in EDGES
+            if edge.event in MODE_EVENTS
+        ],
         initial=Mode.SPEC.name,
         auto_transitions=False,
         graph_engine="mermaid",
-        show_conditions=False,
         title="spec-fsm",
     )
     return str(machine.get_combined_graph().draw(None))
+
+
+def _label(edge: Edge) -> str:
+    guards = f" [{' and '.join(edge.guards)}]" if edge.guards else ""
+    return edge.event.name + guards
 
 
 __all__ = ["ModeMachine", "diagram", "to_transitions"]

@@ -1,0 +1,145 @@
+"""Guards, effects and predicates read the same over integers and as z3 terms."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import random
+from typing import Any
+
+import pytest
+import z3
+
+from spec_fsm import _rules, invariants
+from spec_fsm._rules import EFFECTS, GUARDS, ROW_EFFECTS, Arg, RowState, State
+from spec_fsm.invariants import ROW_PREDICATES, STATE_PREDICATES
+from spec_fsm.ops import INT
+
+POINTS = 100
+
+
+class Z3Ops:
+    """The reading over z3 terms."""
+
+    def all(self, *terms: Any) -> Any:
+        """Conjunction."""
+        return z3.And(*terms)
+
+    def any(self, *terms: Any) -> Any:
+        """Disjunction."""
+        return z3.Or(*terms)
+
+    def not_(self, term: Any) -> Any:
+        """Negation."""
+        return z3.Not(term)
+
+    def imp(self, left: Any, right: Any) -> Any:
+        """Implication."""
+        return z3.Implies(left, right)
+
+    def ite(self, condition: Any, then: Any, other: Any) -> Any:
+        """Case distinction."""
+        return z3.If(condition, then, other)
+
+    def max(self, left: Any, right: Any) -> Any:
+        """The larger."""
+        return z3.If(left >= right, left, right)
+
+    def min(self, left: Any, right: Any) -> Any:
+        """The smaller."""
+        return z3.If(left <= right, left, right)
+
+    def eq(self, left: Any, right: Any) -> Any:
+        """Equality."""
+        return left == right
+
+
+Z3 = Z3Ops()
+
+
+def symbols(kind: Any, prefix: str) -> Any:
+    """One record of `kind` whose fields are free integers."""
+    return kind(*(z3.Int(f"{prefix}_{name}") for name in kind._fields))
+
+
+SYMBOLS = (symbols(State, "s"), symbols(RowState, "r"), symbols(Arg, "a"))
+
+
+def point(rng: random.Random) -> tuple[State, RowState, Arg]:
+    """Small integers for every field, few enough that every rule goes both ways."""
+    top = rng.choice((1, 1, 3))
+    return tuple(  # type: ignore[return-value]
+        kind(*(rng.randint(0, top) for _ in kind._fields)) for kind in (State, RowState, Arg)
+    )
+
+
+def concrete(term: Any, at: tuple[Any, ...]) -> Any:
+    """The value of a symbolic term at a point."""
+    values = {
+        id(symbol): (symbol, value)
+        for record, numbers in zip(SYMBOLS, at, strict=True)
+        for symbol, value in zip(record, numbers, strict=True)
+    }
+    if id(term) in values:  # a field the rule left alone
+        return values[id(term)][1]
+    if isinstance(term, int):
+        return term
+    pairs = [(symbol, z3.IntVal(value)) for symbol, value in values.values()]
+    result = z3.simplify(z3.substitute(term, *pairs))
+    return result.as_long() if z3.is_int_value(result) else z3.is_true(result)
+
+
+CASES: dict[str, Any] = {
+    **{f"guard {n}": lambda o, s, r, a, f=f: f(o, s, a) for n, f in GUARDS.items()},
+    **{f"effect {n}": lambda o, s, r, a, f=f: f(o, s, a) for n, f in EFFECTS.items()},
+    **{f"row effect {n}": lambda o, s, r, a, f=f: f(o, s, r, a) for n, f in ROW_EFFECTS.items()},
+    **{f"row law {n}": lambda o, s, r, a, f=f: f(o, r) for n, f in ROW_PREDICATES.items()},
+    **{f"state law {n}": lambda o, s, r, a, f=f: f(o, s) for n, f in STATE_PREDICATES.items()},
+    "law I4": lambda o, s, r, a: invariants.slots_conserved(o, r[0], r[1], r[2], s[0]),
+    "law I6": lambda o, s, r, a: invariants.slot_owned(o, r[0], r[1], r[2]),
+    "law I9": lambda o, s, r, a: invariants.lengths_agree(o, r[0], r[1]),
+    "law I13": lambda o, s, r, a: invariants.buffers_hold(o, r[0], r[1]),
+    "law I15": lambda o, s, r, a: invariants.insertion_covered(o, r[0], r[1]),
+    "law I17": lambda o, s, r, a: invariants.token_is_last(o, r[0] - 1, r[1] - 1),
+    "imp and not": lambda o, s, r, a: o.imp(s[0] <= s[1], o.not_(o.eq(s[0], s[2]))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_symbolic_reading_agrees(name: str) -> None:
+    """At random points the z3 reading of each rule gives what the integer reading gives."""
+    rule = CASES[name]
+    rng = random.Random(name)
+    term = rule(Z3, *SYMBOLS)
+    seen = set()
+    for _ in range(POINTS):
+        at = point(rng)
+        plain = rule(INT, *at)
+        if isinstance(plain, tuple):
+            assert tuple(concrete(t, at) for t in term) == plain
+        else:
+            assert concrete(term, at) == plain
+            seen.add(bool(plain))
+    if seen:
+        assert seen == {True, False}, "a law that is always the same at random says nothing"
+
+
+@pytest.mark.parametrize("module", [_rules, invariants])
+def test_rules_never_force_a_truth_value(module: Any) -> None:
+    """No rule uses Python's and, or, not, if, min or max, which a symbolic term cannot answer."""
+    tree = ast.parse(inspect.getsource(module))
+    rules = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and takes_ops(n)]
+    assert len(rules) > 5
+    for rule in rules:
+        for node in ast.walk(rule):
+            assert not isinstance(node, (ast.BoolOp, ast.Not, ast.If, ast.IfExp, ast.While))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"min", "max", "all", "any", "bool", "int"}
+            if isinstance(node, ast.Compare):
+                assert len(node.ops) == 1, "a chained comparison is an `and`"
+
+
+def takes_ops(function: ast.FunctionDef) -> bool:
+    """Whether the first argument of a function is an Ops."""
+    first = function.args.args[:1]
+    return bool(first) and isinstance(note := first[0].annotation, ast.Name) and note.id == "Ops"

@@ -1,0 +1,254 @@
+"""The trace: every event, plan, observation and refusal, in order, whole lines, off by default."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from core_support import HIGH, LOW, TREE, in_mode, join, launch, make, settle
+
+from spec_fsm import (
+    Action,
+    Event,
+    FileSink,
+    Hidden,
+    ListSink,
+    Mode,
+    Phase,
+    ShapeViolation,
+    SpecInfo,
+    StashConfig,
+    TraceError,
+    read_trace,
+    trace,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def bare(line: dict[str, Any]) -> dict[str, Any]:
+    """A line without its number and time."""
+    return {k: v for k, v in line.items() if k not in ("seq", "t_ns")}
+
+
+def scripted(sink: Any) -> None:
+    """A short history with every kind of line."""
+    lifecycle = make(trace=sink, stash=StashConfig(width=4, flush_every=0, slice_width=2))
+    lifecycle.noted(Event.ADMITTED, 0)
+    lifecycle.chunked("r0", 3)
+    join(lifecycle, 1)
+    lifecycle.boundary(LOW)
+    plan = lifecycle.plan_decode(1)
+    lifecycle.check_launch(Phase.DRAFT, 1, 4, 8, SpecInfo.DRAFT, Hidden.LAST)
+    lifecycle.launched(plan.action, 1, plan)
+    lifecycle.boundary(HIGH)
+    lifecycle.settled(Action.SPECULATE, 1, [3], rids=["r0"])
+    for _ in range(3):
+        launch(lifecycle)
+        settle(lifecycle)
+    lifecycle.observe("acceptance", tokens=3, rows=1)
+    with pytest.raises(ShapeViolation):
+        lifecycle.check_launch(Phase.PLAIN_DECODE, 1, 16, 1, SpecInfo.NONE, Hidden.FULL)
+    lifecycle.boundary(LOW)
+    launch(lifecycle)
+    lifecycle.reseed_failed("by hand")
+    for _ in range(4):
+        launch(lifecycle)
+    lifecycle.weights_changed()
+    lifecycle.left("r0", Event.FINISHED)
+
+
+def test_a_scripted_history_line_by_line() -> None:
+    """The lines of a fixed history, fields and all, are exactly these."""
+    sink = ListSink()
+    scripted(sink)
+    lines = [bare(line) for line in sink.lines]
+    assert lines[0] == {
+        "kind": "start",
+        "v": 1,
+        "shape": {"topk": 4, "num_steps": 2, "num_draft_tokens": 16, "page_size": 1},
+        "policy": {"disable_above": 5, "enable_at": 3, "dwell": 0, "pin": "AUTO"},
+        "stash": {"width": 4, "flush_every": 0, "slice_width": 2},
+    }
+
+    def event(name: str, mode: str, to: str, unsettled: int, **fields: Any) -> dict[str, Any]:
+        rows = fields.pop("rows", 1)
+        line = {"kind": "event", "event": name, "mode": mode, "to": to, "rows": rows}
+        return {**line, "unsettled": unsettled, **fields}
+
+    spec = {"action": "SPECULATE", "flush": [0, 0]}
+    plain = {"action": "PLAIN", "flush": [0, 0]}
+    assert lines[1:12] == [
+        event("ADMITTED", "SPEC", "SPEC", 0, rows=0, batch=0),
+        event("PREFILLED_CHUNK", "SPEC", "SPEC", 0, rows=0, rid="r0", committed=3),
+        event("PREFILLED", "SPEC", "SPEC", 0, rid="r0", committed=7),
+        {"kind": "plan", "mode": "SPEC", "rows": 1, **spec},
+        {
+            "kind": "obs",
+            "mode": "SPEC",
+            "phase": "DRAFT",
+            "b": 1,
+            "tokens": 4,
+            "slots": 8,
+            "spec_info": "DRAFT",
+            "hidden": "LAST",
+        },
+        event("LAUNCHED", "SPEC", "SPEC", 1, batch=1, **spec),
+        event("LOAD_ROSE", "SPEC", "DRAINING", 1, load=100),
+        event(
+            "SETTLED",
+            "DRAINING",
+            "DRAINING",
+            0,
+            action="SPECULATE",
+            batch=1,
+            accepted=[3],
+            rids=["r0"],
+        ),
+        event("DRAINED", "DRAINING", "PLAIN", 0),
+        {"kind": "plan", "mode": "PLAIN", "rows": 1, **plain},
+        event("LAUNCHED", "PLAIN", "PLAIN", 0, batch=1, **plain),
+    ]
+    rest = lines[12:]
+    assert {"kind": "obs", "mode": "PLAIN", "what": "acceptance", "tokens": 3, "rows": 1} in rest
+    violations = [line for line in rest if line["kind"] == "violation"]
+    assert [(v["invariant"], v["mode"]) for v in violations] == [("I2", "PLAIN")]
+    assert "observed 16, expected 1" in violations[0]["error"]
+    names = [line["event"] for line in rest if line["kind"] == "event"]
+    assert names[-11:] == [
+        "LOAD_FELL",
+        "LAUNCHED",
+        "SLICE_DONE",
+        "RESEED_FAILED",
+        "LAUNCHED",
+        "LAUNCHED",
+        "LAUNCHED",
+        "STASH_DROPPED",
+        "LAUNCHED",
+        "WEIGHTS_CHANGED",
+        "FINISHED",
+    ]
+    by_name = {line["event"]: line for line in rest if line["kind"] == "event"}
+    assert by_name["SLICE_DONE"]["upper"] == 4
+    assert by_name["SLICE_DONE"]["lower"] == 2
+    assert by_name["RESEED_FAILED"]["why"] == "by hand"
+    assert by_name["STASH_DROPPED"]["rid"] == "r0"
+    assert (by_name["FINISHED"]["rid"], by_name["FINISHED"]["rows"]) == ("r0", 0)
+
+
+def test_every_event_changes_the_mode_as_the_table_says() -> None:
+    """Each event line's (mode, event) is an edge of the table and `to` is its target."""
+    from spec_fsm._table import EDGE_OF
+
+    sink = ListSink()
+    scripted(sink)
+    lines = [line for line in sink.lines if line["kind"] == "event"]
+    assert len(lines) > 20
+    for line in lines:
+        edge = EDGE_OF[Mode[line["mode"]], Event[line["event"]]]
+        assert line["to"] == edge.target.name
+
+
+def test_file_round_trip(tmp_path: Path) -> None:
+    """What a file sink writes is read back as the lines a list sink keeps, numbered from 0."""
+    path = tmp_path / "trace.ndjson"
+    file, kept = FileSink(path), ListSink()
+    scripted(file)
+    scripted(kept)
+    file.close()
+    file.close()
+    lines = list(read_trace(path))
+    assert [line["seq"] for line in lines] == list(range(len(kept.lines)))
+    assert [bare(line) for line in lines] == [bare(line) for line in kept.lines]
+    times = [line["t_ns"] for line in lines]
+    assert times == sorted(times)
+
+
+def test_lines_are_written_out_within_a_second_of_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written before a second has passed, everything at the first line after it."""
+    now = 0
+    monkeypatch.setattr(trace.time, "monotonic_ns", lambda: now)
+    path = tmp_path / "trace.ndjson"
+    sink = FileSink(path)
+    sink.write({"kind": "start", "v": 1})
+    assert path.read_bytes() == b""
+    now = trace.FLUSH_NS
+    sink.write({"kind": "plan"})
+    assert path.read_bytes().count(b"\n") == 2
+    sink.flush()
+    assert path.read_bytes().count(b"\n") == 2
+    sink.close()
+
+
+SCRIPT = """
+import os, signal, sys, time
+from spec_fsm import FileSink
+sink = FileSink(sys.argv[1])
+for i in range(50):
+    sink.write({"kind": "plan" if i else "start", "v": 1})
+    if i == 40:
+        sink._flushed_ns = 0
+if sys.argv[2] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("how", "lines"), [("end", 50), ("kill", 42)])
+def test_a_process_leaves_whole_lines(tmp_path: Path, how: str, lines: int) -> None:
+    """A process that ends leaves every line; one that is killed what was flushed, whole."""
+    path = tmp_path / "trace.ndjson"
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path), how], check=False)
+    assert done.returncode == (0 if how == "end" else -signal.SIGKILL)
+    assert len(list(read_trace(path))) == lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["{"], "line 0 is no JSON object"),
+        (["[1]"], "line 0 is no JSON object"),
+        (['{"seq":1,"kind":"start","v":1}'], "line 0 is out of sequence (observed 1, expected 0)"),
+        (['{"seq":0,"kind":"plan"}'], "line 0 is of the wrong kind (observed plan"),
+        (
+            ['{"seq":0,"kind":"start","v":1}', '{"seq":1,"kind":"start","v":1}'],
+            "line 1 is of the wrong kind",
+        ),
+        (['{"seq":0,"kind":"start","v":1}', '{"seq":1}'], "line 1 is of the wrong kind"),
+        (['{"seq":0,"kind":"start","v":2}'], "another version (observed 2, expected 1)"),
+        (
+            ['{"seq":0,"kind":"start","v":1}', '{"seq":2,"kind":"plan"}'],
+            "line 1 is out of sequence (observed 2, expected 1)",
+        ),
+    ],
+)
+def test_bad_traces_are_named_at_their_line(tmp_path: Path, lines: list[str], text: str) -> None:
+    """Whatever is wrong with a trace, the error names the line and what was expected."""
+    path = tmp_path / "trace.ndjson"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(TraceError) as caught:
+        list(read_trace(path))
+    assert text in str(caught.value)
+
+
+def test_a_file_that_cannot_be_opened_is_a_trace_error(tmp_path: Path) -> None:
+    """A path that cannot be written is one line naming it, not an OSError."""
+    with pytest.raises(TraceError, match="trace file .* cannot be written"):
+        FileSink(tmp_path / "no" / "trace.ndjson")
+
+
+def test_tracing_is_off_by_default_and_changes_no_decision() -> None:
+    """A traced and an untraced lifecycle go through the same states; lines are JSON values."""
+    sink = ListSink()
+    traced, plain = in_mode(Mode.RESEEDING, trace=sink), in_mode(Mode.RESEEDING)
+    assert plain._trace is None
+    plain.observe("anything", rows=1)
+    assert traced.state() == plain.state()
+    assert json.loads(json.dumps(sink.lines)) == sink.lines
+    assert TREE == traced.shape
