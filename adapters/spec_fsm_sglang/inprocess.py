@@ -56,7 +56,7 @@ class Engine:
     Raises whatever the loop raised, from the call that drove it (`step`, `run_until_idle`).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword for each thing the tests vary
         self,
         *,
         model: Path,

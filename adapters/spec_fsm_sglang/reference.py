@@ -28,7 +28,7 @@ class Difference:
 def _load(model: Path) -> Any:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    return LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
 @torch.no_grad()

@@ -70,14 +70,17 @@ class _Parts:
         self.key = self._rotation()
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.random)
+        drawn: Tensor = torch.randn(*shape, generator=self.random)
+        return drawn
 
     def _rotation(self) -> Tensor:
-        return torch.linalg.qr(self.normal(HEAD_DIM, HIDDEN))[0]
+        orthogonal: Tensor = torch.linalg.qr(self.normal(HEAD_DIM, HIDDEN))[0]
+        return orthogonal
 
     def small(self, rows: int, cols: int) -> Tensor:
         """A random map that keeps the scale of its input, times the recipe's noise."""
-        return self.recipe.noise * self.normal(rows, cols) / cols**0.5
+        scale: float = self.recipe.noise / cols**0.5
+        return scale * self.normal(rows, cols)
 
     def attention(self) -> Weights:
         """Heads of group 0 look at their own position, heads of group 1 at the context.
@@ -88,7 +91,7 @@ class _Parts:
         zero = torch.zeros(HIDDEN, HEAD_DIM)
         half = self.recipe.context / 2 * torch.eye(HIDDEN, HEAD_DIM)
         return {
-            # Two heads share each key head; the self heads score 64 against N(0, 8) before scaling.
+            # Two heads share a key head. Self heads score their own position 32, others N(0, 4).
             "q_proj": torch.cat([4 * eye, 4 * eye, self.query, self.query.roll(1, 0)]),
             "k_proj": torch.cat([eye, self.key]),
             "v_proj": torch.cat([eye, eye]),
@@ -97,7 +100,7 @@ class _Parts:
 
 
 def write_pair(folder: Path, recipe: Recipe | None = None) -> TinyPair:
-    """Writes `target`, `eagle3` and `eagle` under `folder`: deterministic, a few MB, well under 1 s."""
+    """Writes `target`, `eagle3` and `eagle` under `folder`: a few MB, the same for a recipe."""
     parts = _Parts(recipe or Recipe())
     pair = TinyPair(folder / "target", folder / "eagle3", folder / "eagle")
     _save(pair.target, _target_weights(parts), _config(parts.recipe, "LlamaForCausalLM", LAYERS))

@@ -91,7 +91,7 @@ def _seen(q_pos: Tensor, keys: int, window: int) -> Tensor:
     return seen
 
 
-def decode_attention_cpu(
+def decode_attention_cpu(  # noqa: PLR0913 - called by position from SGLang
     query: Tensor,
     k_buffer: Tensor,
     v_buffer: Tensor,
@@ -136,7 +136,7 @@ def decode_attention_cpu(
         output[rows] = _attend(query[rows][:, None], k, v, seen, limits)[:, 0]
 
 
-def extend_attention_cpu(
+def extend_attention_cpu(  # noqa: PLR0913 - called by position from SGLang
     q_extend: Tensor,
     k_extend: Tensor | None,
     v_extend: Tensor | None,

@@ -24,7 +24,7 @@ def ragged_rows(lens: Tensor) -> tuple[Tensor, Tensor]:
     return rows, torch.arange(rows.numel()) - starts[rows]
 
 
-def assign_extend_cache_locs_cpu(
+def assign_extend_cache_locs_cpu(  # noqa: PLR0913 - called by position from SGLang
     req_pool_indices: Tensor,
     req_to_token: Tensor,
     start_offset: Tensor,
@@ -38,7 +38,7 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc[: rows.numel()] = locs.to(out_cache_loc.dtype)
 
 
-def assign_req_to_token_pool_cpu(
+def assign_req_to_token_pool_cpu(  # noqa: PLR0913 - called by position from SGLang
     req_pool_indices: Tensor,
     req_to_token: Tensor,
     start_offset: Tensor,
@@ -52,7 +52,7 @@ def assign_req_to_token_pool_cpu(
     req_to_token[cells] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)
 
 
-def assign_draft_cache_locs_contiguous_cpu(
+def assign_draft_cache_locs_contiguous_cpu(  # noqa: PLR0913 - called by position from SGLang
     req_pool_indices: Tensor,
     req_to_token: Tensor,
     seq_lens: Tensor,
@@ -70,7 +70,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     out_cache_loc.copy_(locs.flatten())
 
 
-def build_draft_decode_metadata_cpu(
+def build_draft_decode_metadata_cpu(  # noqa: PLR0913 - called by position from SGLang
     req_to_token: Tensor,
     req_pool_indices: Tensor,
     seq_lens: Tensor,

@@ -44,7 +44,7 @@ def gather_spec_extras(
     output_tokens_buf: Tensor,
     hidden_states_buf: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Rows `indices` [b] of the relay's buffers: topk_p, topk_index, bonus tokens, hidden states."""
+    """Rows `indices` [b] of the relay: topk_p, topk_index, bonus tokens, hidden states."""
     hidden = None if hidden_states_buf is None else hidden_states_buf[indices]
     return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
 

@@ -7,14 +7,14 @@ import torch
 from spec_fsm_sglang.cpu_ops.attention import decode_attention_cpu, extend_attention_cpu
 
 _DECODE = (
-    "decode_attention_cpu(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, "
+    "(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, "
     "float key_scale, float value_scale, Tensor(c!) output, Tensor? key, Tensor? value, "
     "Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, "
     "Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn, "
     "int sliding_window_size, Tensor? encoder_lens, Tensor? sinks) -> ()"
 )
 _EXTEND = (
-    "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, "
+    "(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, "
     "Tensor(a!) o_extend, Tensor k_buffer, Tensor v_buffer, float key_scale, float value_scale, "
     "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, "
     "Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
@@ -22,15 +22,11 @@ _EXTEND = (
     "Tensor? tree_mask, bool is_causal) -> ()"
 )
 
-_library: torch.library.Library | None = None
-
 
 def register() -> None:
-    """Defines the two attention operators once per process."""
-    global _library
-    if _library is not None:
-        return
-    _library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    """Defines the two attention operators, unless this process has them already."""
     for schema, function in ((_DECODE, decode_attention_cpu), (_EXTEND, extend_attention_cpu)):
-        _library.define(schema)
-        _library.impl(function.__name__, function, "CPU")
+        if not hasattr(torch.ops.sgl_kernel, function.__name__):
+            name = f"sgl_kernel::{function.__name__}"
+            torch.library.define(name, schema)
+            torch.library.impl(name, "cpu", function)

@@ -26,7 +26,7 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
 
 def _link_children(parent: Tensor, next_token: Tensor, next_sibling: Tensor) -> None:
     """Writes each node's first child and next sibling, in node order; both keep -1 for none."""
-    b, n = parent.shape
+    n = parent.shape[1]
     node = torch.arange(1, n + 1)
     later = node[:, None] < node[None, :]
     siblings = (parent[:, :, None] == parent[:, None, :]) & later & (parent >= 0)[:, :, None]
@@ -38,7 +38,7 @@ def _link_children(parent: Tensor, next_token: Tensor, next_sibling: Tensor) -> 
     next_token.copy_(torch.where(child.any(-1), first, next_token))
 
 
-def build_tree_kernel_efficient_cpu(
+def build_tree_kernel_efficient_cpu(  # noqa: PLR0913 - called by position from SGLang
     parent_list: Tensor,
     selected_index: Tensor,
     verified_seq_len: Tensor,
@@ -82,7 +82,7 @@ def build_tree_kernel_efficient_cpu(
     positions.copy_((verified_seq_len[:, None] + level).flatten())
 
 
-def verify_tree_greedy_cpu(
+def verify_tree_greedy_cpu(  # noqa: PLR0913 - called by name from SGLang
     predicts: Tensor,
     accept_index: Tensor,
     accept_token_num: Tensor,
