@@ -54,17 +54,20 @@ class TableRunner:
         edge = EDGE_OF.get((self.mode, event))
         if edge is None:
             self._refuse(event, REFUSALS[self.mode, event])
-        if guard := self._broken_guard(edge, self.state(), arg):
+        state = self.state()
+        if guard := self._broken_guard(edge, state, arg):
             self._refuse(event, guard)
-        self._follow(edge, arg, fields or {})
+        self._follow(edge, state, arg, fields or {})
 
     def _broken_guard(self, edge: Edge, state: State, arg: Arg) -> str:
         """Name of the first guard of `edge` that does not hold, or empty."""
-        return next((name for name in edge.guards if not GUARDS[name](INT, state, arg)), "")
+        for name in edge.guards:
+            if not GUARDS[name](INT, state, arg):
+                return name
+        return ""
 
-    def _follow(self, edge: Edge, arg: Arg, fields: dict[str, object]) -> None:
-        """Apply an edge whose guards hold; fields: what the trace line tells besides."""
-        state = self.state()
+    def _follow(self, edge: Edge, state: State, arg: Arg, fields: dict[str, object]) -> None:
+        """Apply an edge whose guards hold in `state`; fields: what the trace line tells besides."""
         for name in edge.effects:
             state = EFFECTS[name](INT, state, arg)
         if edge.target is not edge.source:

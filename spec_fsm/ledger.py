@@ -191,19 +191,19 @@ class Ledger:
     def state(self, slice_width: int, dwell: int) -> State:
         """The shared counters, as the table's guards and effects read them."""
         return State(
-            rows=self.rows,
-            lost=self.lost,
-            oldest=next(iter(self._base.values()), self.t_launched),
-            unsettled=self.unsettled,
-            t_launched=self.t_launched,
-            t_settled=self.t_settled,
-            f_launched=self.f_launched,
-            f_settled=self.f_settled,
-            seed_launched=self._seed_launched,
-            seed_settled=self._seed_settled,
-            width=self.width,
-            slice_width=slice_width,
-            dwell=dwell,
+            len(self._base) + len(self._lost),
+            len(self._lost),
+            next(iter(self._base.values()), self.t_launched),
+            self.unsettled,
+            self.t_launched,
+            self.t_settled,
+            self.f_launched,
+            self.f_settled,
+            self._seed_launched,
+            self._seed_settled,
+            self.width,
+            slice_width,
+            dwell,
         )
 
     def take(self, state: State) -> None:

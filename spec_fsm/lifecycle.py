@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
+_PLAIN_LAUNCH = Arg(plain=1)
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
 
@@ -125,12 +126,13 @@ class Lifecycle(TableRunner):
 
     def _due(self, event: Event, load: int) -> None:
         edge = EDGE_OF[self.mode, event]
-        guard = self._broken_guard(edge, self.state(), NO_ARG)
+        state = self.state()
+        guard = self._broken_guard(edge, state, NO_ARG)
         if guard and guard != self.held and self._trace is not None:
             self._trace.refused(event, self.mode, guard)
         self.held = guard
         if not guard:
-            self._follow(edge, NO_ARG, {"load": load})
+            self._follow(edge, state, NO_ARG, {"load": load})
 
     def plan_decode(self, rows: int) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
@@ -248,13 +250,13 @@ class Lifecycle(TableRunner):
         edge = EDGE_OF[self.mode, event]
         arg = Arg(upper=plan.flush_upper, lower=plan.flush_lower)
         # Judged as of after the launch that carries it, but before anything is changed.
-        after = EFFECTS["LAUNCH"](INT, self.state(), Arg(plain=1))
+        after = EFFECTS["LAUNCH"](INT, self.state(), _PLAIN_LAUNCH)
         if guard := self._broken_guard(edge, after, arg):
             self._refuse(event, guard, observed=plan.flush_upper, expected=self.max_gap + 1)
         self.ledger.launch_plain()
         if self._trace is not None:
             self._launched_line(rows, plan)
-        self._follow(edge, arg, {"upper": plan.flush_upper, "lower": plan.flush_lower})
+        self._follow(edge, after, arg, {"upper": plan.flush_upper, "lower": plan.flush_lower})
         self.ledger.repoint()
 
     def _launched_line(self, rows: int, plan: Plan) -> None:

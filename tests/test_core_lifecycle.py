@@ -1,4 +1,4 @@
-"""The lifecycle as a server meets it: plans, drains with a result in flight, slices, speed rules."""
+"""The lifecycle as a server meets it: plans, drains, slices, failures, and what a step costs."""
 
 from __future__ import annotations
 

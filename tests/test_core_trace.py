@@ -239,7 +239,7 @@ def test_bad_traces_are_named_at_their_line(tmp_path: Path, lines: list[str], te
 
 def test_a_file_that_cannot_be_opened_is_a_trace_error(tmp_path: Path) -> None:
     """A path that cannot be written is one line naming it, not an OSError."""
-    with pytest.raises(TraceError, match="trace file .* cannot be written"):
+    with pytest.raises(TraceError, match=r"trace file .* cannot be written"):
         FileSink(tmp_path / "no" / "trace.ndjson")
 
 
@@ -251,4 +251,4 @@ def test_tracing_is_off_by_default_and_changes_no_decision() -> None:
     plain.observe("anything", rows=1)
     assert traced.state() == plain.state()
     assert json.loads(json.dumps(sink.lines)) == sink.lines
-    assert TREE == traced.shape
+    assert traced.shape == TREE
