@@ -20,7 +20,7 @@ from spec_fsm.lifecycle import Lifecycle
 from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
 from spec_fsm.plan import Plan, StashConfig
 from spec_fsm.policy import Policy, PolicyConfig
-from spec_fsm.protocol import Engine, decode_step
+from spec_fsm.protocol import Engine, SeedError, decode_step
 from spec_fsm.trace import FileSink, ListSink, Sink, read_trace
 
 __version__ = "0.1.0"
@@ -46,6 +46,7 @@ __all__ = [
     "Policy",
     "PolicyConfig",
     "Row",
+    "SeedError",
     "Shape",
     "ShapeViolation",
     "Sink",
