@@ -32,7 +32,8 @@ def enable() -> bool:
 
 
 def _is_stand_in() -> bool:
-    return getattr(sys.modules.get("sgl_kernel"), "__file__", "").startswith(str(SITE))
+    loaded = getattr(sys.modules.get("sgl_kernel"), "__file__", None)
+    return str(loaded or "").startswith(str(SITE))
 
 
 def _real_kernel_loads() -> bool:
