@@ -113,12 +113,15 @@ def demo(
     folder: Annotated[
         Path, typer.Option("--report", help="Where the report goes; emptied first.")
     ] = Path("demo-report"),
+    draft: Annotated[
+        Path | None, typer.Option(help="Another EAGLE-3 head for SmolLM2-135M-Instruct.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the main job on a real server on this machine and compare every output."""
     from spec_fsm_sglang.demo.run import run
 
-    summary = run(folder, Console(stderr=as_json))
+    summary = run(folder, Console(stderr=as_json), draft)
     if as_json:
         print(json.dumps(summary))
     failed = [c["name"] for c in summary["conditions"] if not c["holds"]]

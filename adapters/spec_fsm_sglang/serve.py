@@ -29,6 +29,10 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
     Raises ConfigError for a threshold that the server's cap never lets be reached, and for
     server kinds without SGLang's HTTP server.
     """
+    asked = flag_value(argv, "--max-running-requests")
+    if config is not None and asked is not None and asked.isdecimal():
+        # Known before SGLang is imported; what its own config file says comes later.
+        _refuse(running_cap.problem(config.disable_above, int(asked)))
     if on_cpu(argv):
         from spec_fsm_sglang.cpu_ops import server as cpu_server
 

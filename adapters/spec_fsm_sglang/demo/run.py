@@ -36,8 +36,10 @@ SPECULATION: Final = (
 REFERENCE_CONCURRENCY: Final = 12
 
 
-def run(folder: Path, console: Console) -> dict[str, Any]:
+def run(folder: Path, console: Console, draft: Path | None = None) -> dict[str, Any]:
     """Runs everything and writes the report into `folder`, which is emptied; returns the summary.
+
+    `draft`: another EAGLE-3 head for SmolLM2 than the one that ships.
 
     Raises ServerFailed, RequestFailed or ServerProblem where the run itself breaks.
     """
@@ -47,7 +49,8 @@ def run(folder: Path, console: Console) -> dict[str, Any]:
     config = Config.load(Path(__file__).with_name("demo.toml"))
     model, prompts = _prepare(console)
     references = _references(console, folder, model, prompts)
-    course, status = _course(console, folder, model, prompts)
+    models = (model, draft or assets.folder(HEAD))
+    course, status = _course(console, folder, models, prompts)
     events = timeline.read(folder / "trace.ndjson")
     summary = summarise(Run(course, events, status, references, SETTING))
     summary["total_seconds"] = time.monotonic() - started
@@ -89,12 +92,12 @@ def _references(
 
 
 def _course(
-    console: Console, folder: Path, model: Path, prompts: dict[str, list[int]]
+    console: Console, folder: Path, models: tuple[Path, Path], prompts: dict[str, list[int]]
 ) -> tuple[Course, dict[str, Any]]:
     console.print("server 2 of 2: with speculation that stops above 5 requests (starts in 30 s)")
     flags = [
-        *_flags(model), *SPECULATION,
-        "--speculative-draft-model-path", str(assets.folder(HEAD)),
+        *_flags(models[0]), *SPECULATION,
+        "--speculative-draft-model-path", str(models[1]),
         "--spec-fsm-config", str(Path(__file__).with_name("demo.toml")),
         "--spec-fsm-trace", str(folder / "trace.ndjson"),
         "--spec-fsm-cpu-overlap",
