@@ -109,6 +109,14 @@ def pin(mode: PinMode, url: Url = "http://127.0.0.1:30000", as_json: AsJson = Fa
 
 
 @app.command()
+def diagram() -> None:
+    """Print the state diagram of the table that runs, in Mermaid."""
+    from spec_fsm_sglang.diagram import mermaid
+
+    print(mermaid(), end="")
+
+
+@app.command()
 def demo(
     folder: Annotated[
         Path, typer.Option("--report", help="Where the report goes; emptied first.")
