@@ -38,6 +38,9 @@ class Live:
         from spec_fsm_sglang.tiny import write_pair
 
         self.pair = write_pair(Path(tempfile.mkdtemp()) / "pair")
+        if config.pop("tokenizer", False):
+            write_tokenizer(self.pair.target)
+            config |= {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
         drafts = {"eagle3": self.pair.eagle3, "eagle": self.pair.eagle, None: None}
         kind = config.pop("draft", "eagle3")
         if kind is not None:
@@ -102,6 +105,20 @@ class Live:
             "details": [] if self.fsm is None else self.fsm.lifecycle.checks.details,
             "writers": sorted({f"{file}|{function}" for file, function, _field in STRICT.writes}),
         }
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer over the tiny vocabulary: 256 bytes, then unused names, then eos."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: i for i, letter in enumerate(alphabet)}
+    vocab |= {f"<unused{i}>": i for i in range(len(vocab), 511)} | {"<eos>": 511}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
 
 
 @scenario
@@ -189,6 +206,45 @@ def draft_kv(live: Live) -> dict[str, Any]:
         difference, positions = draft_kv_reference.worst_difference(live)
         worst, compared = max(worst, difference), compared + positions
     return {"worst": worst, "compared": compared, **live.result()}
+
+
+@scenario
+def same_rounds(live: Live) -> dict[str, Any]:
+    """Accept lengths after a gap, and those of a request prefilled up to the same position.
+
+    Both rows stand at the same position with the same text, so every round must be the same.
+    """
+    rounds: list[int] = []
+    settled = live.fsm.settled
+
+    def record(batch: Any, result: Any) -> None:
+        if result.spec_fsm_action.name != "PLAIN":
+            rounds.append(int(result.accept_lens[0]))
+        settled(batch, result)
+
+    live.fsm.settled = record
+    live.submit(300, live.prompt(10, 11), rid="resumed")
+    live.step(4)
+    live.fsm.pin(2)
+    live.step(live.params["gap"])
+    live.fsm.pin(1)
+    rounds.clear()
+    while live.fsm.lifecycle.mode.name != "SPEC":
+        live.step()
+        (req,) = live.scheduler.running_batch.reqs
+        start = len(req.origin_input_ids) + len(req.output_ids) - 1
+    in_flight = len(live.scheduler.result_queue) if live.scheduler.enable_overlap else 0
+    while not rounds:
+        live.step()
+        text = list(req.origin_input_ids) + list(req.output_ids)
+    start = len(text) - rounds[0] - 1
+    live.finish()
+    resumed = list(rounds)
+    rounds.clear()
+    text = live.prompts["resumed"] + live.engine.outputs["resumed"].output_ids
+    live.submit(len(text) - start, text[:start], rid="prefilled")
+    live.finish()
+    return {"resumed": resumed, "prefilled": rounds, "in_flight": in_flight, **live.result()}
 
 
 @scenario

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spec_fsm.errors import SpecFsmError
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
-class AssetMissing(FileNotFoundError):
+class AssetMissing(SpecFsmError):
     """An asset is in neither place."""
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from spec_fsm import Mode, ShapeViolation
+from spec_fsm import Action, Mode, ShapeViolation
 from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TensorChecks:
         if req.rid not in lifecycle.ledger or req.finished():
             return
         gap = lifecycle.ledger.settled_gap(req.rid)
-        if lifecycle.mode is Mode.SPEC and not self._plain_in_flight and not lifecycle.unsettled:
+        if lifecycle.mode is Mode.SPEC and lifecycle.ledger.next_action in (None, Action.SPECULATE):
             self._expect("I8", gap == 0, f"{req.rid}: {gap} positions without draft KV in SPEC")
         if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING):
             self._stash(req)

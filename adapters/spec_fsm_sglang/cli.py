@@ -14,6 +14,7 @@ from rich.table import Table
 
 from spec_fsm.errors import ConfigError, SpecFsmError
 from spec_fsm_sglang.config import Config
+from spec_fsm_sglang.smollm2 import ModelUnavailable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -142,7 +143,7 @@ def main() -> None:
     """Entry point of the command: refusals are one line on standard error and exit code 2."""
     try:
         app()
-    except SpecFsmError as error:
+    except (SpecFsmError, ModelUnavailable) as error:
         print(f"spec-fsm: error: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -45,6 +45,10 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
         "self", "bs", "num_correct_drafts", "num_accept_tokens", "num_block_accept_tokens",
         "num_cap_tokens",
     ),
+    f"{_SCHEDULER}.flush_cache": ("self", "empty_cache"),
+    f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_disk": (
+        "self", "recv_req",
+    ),
     f"{_STATE}.get_internal_state": ("self", "recv_req"),
     f"{_STATE}.set_internal_state": ("self", "recv_req"),
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": (

@@ -11,6 +11,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+
 from spec_fsm import (
     Action,
     Event,
@@ -22,6 +24,7 @@ from spec_fsm import (
     Policy,
     PolicyConfig,
     Shape,
+    ShapeViolation,
     StashConfig,
 )
 from spec_fsm_sglang.checks import TensorChecks
@@ -124,6 +127,7 @@ class Controller:
 
     def plan_decode(self, batch: ScheduleBatch) -> Plan:
         """What this decode batch is to do. The first plan after a drain tells the stash."""
+        self._check_relay(batch)
         draining = self.lifecycle.mode is Mode.DRAINING
         plan = self.lifecycle.plan_decode(len(batch.reqs))
         if draining:
@@ -131,6 +135,28 @@ class Controller:
         if self.checks is not None:
             self.checks.before_decode(batch, plan)
         return plan
+
+    def _check_relay(self, batch: ScheduleBatch) -> None:
+        """I1b, I7, before anything is launched: the batch carries the relay, row by row."""
+        relay, rows = batch.spec_info, len(batch.reqs)
+        self.lifecycle.checks.count("I1b")
+        if not isinstance(relay, EagleDraftInput):
+            raise ShapeViolation(
+                "a decode batch does not carry the relay",
+                mode=self.lifecycle.mode,
+                observed=type(relay).__name__,
+                expected="EagleDraftInput",
+                invariant="I1b",
+            )
+        self.lifecycle.checks.count("I7")
+        if relay.bonus_tokens.shape[0] != rows:
+            raise ShapeViolation(
+                "the relay's rows are not the batch's",
+                mode=self.lifecycle.mode,
+                observed=relay.bonus_tokens.shape[0],
+                expected=rows,
+                invariant="I7",
+            )
 
     def launched(self, batch: ScheduleBatch, plan: Plan, result: GenerationBatchResult) -> None:
         """The decode launch was issued; the result remembers of what kind it is."""

@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_info import SpecInputType
 from spec_fsm import Hidden, Phase, SpecInfo
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -39,7 +40,7 @@ class LaunchGuard:
     """Wraps `forward` of a target and a draft runner with the shape laws."""
 
     def __init__(self, lifecycle: Lifecycle, num_steps: int, num_draft_tokens: int) -> None:
-        self._lifecycle = lifecycle
+        self.lifecycle = lifecycle
         self._num_steps = num_steps
         self._num_draft_tokens = num_draft_tokens
         self.reseeding = False
@@ -53,13 +54,13 @@ class LaunchGuard:
     def _check_target(self, forward_batch: ForwardBatch) -> None:
         phase = _TARGET.get(forward_batch.forward_mode)
         if phase is not None:
-            self._check(phase, forward_batch, forward_batch.out_cache_loc.numel())
+            self._check(phase, forward_batch, _numel(forward_batch.out_cache_loc))
 
     def _check_draft(self, forward_batch: ForwardBatch) -> None:
         phase = _DRAFT.get(forward_batch.forward_mode)
         if phase is None:
             return
-        slots: int = forward_batch.out_cache_loc.numel()
+        slots = _numel(forward_batch.out_cache_loc)
         if phase is Phase.DRAFT:
             # One of s - 1 forwards sees its own b * k slots of the b * k * s the draft owns.
             slots *= self._num_steps
@@ -69,8 +70,8 @@ class LaunchGuard:
 
     def _check(self, phase: Phase, forward_batch: ForwardBatch, slots: int) -> None:
         b = forward_batch.batch_size
-        tokens = forward_batch.input_ids.numel()
-        self._lifecycle.check_launch(
+        tokens = _numel(forward_batch.input_ids)
+        self.lifecycle.check_launch(
             phase,
             b,
             tokens,
@@ -86,6 +87,11 @@ def spec_info_of(spec_info: Any) -> SpecInfo:
     if spec_info is None:
         return SpecInfo.NONE
     return _SPEC_INFO[spec_info.spec_input_type]
+
+
+def _numel(tensor: torch.Tensor | None) -> int:
+    """Elements of a field that a wrong launch may have left empty."""
+    return 0 if tensor is None else tensor.numel()
 
 
 def _wrap(runner: ModelRunner, check: Any) -> None:

@@ -23,6 +23,13 @@ _RESULTS = (
 )
 _METRICS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHT_UPDATES = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+)
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 
@@ -140,6 +147,22 @@ def calculate_spec_decoding_metrics(
     return result
 
 
+def flush_cache(result: bool, scheduler: Any, *_args: Any, **_kwargs: Any) -> bool:
+    """The prefix cache was emptied (SGLang does it only when nothing runs)."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None and result:
+        controller.lifecycle.cache_flushed()
+    return result
+
+
+def weights_updated(result: Any, updater: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """New weights: hidden states stashed under the old ones rebuild nothing."""
+    controller = controller_of(updater.draft_worker)
+    if controller is not None:
+        controller.lifecycle.weights_changed()
+    return result
+
+
 def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
     """Cut what a leaving request inserts into the prefix cache, and learn that it left (I15)."""
     tree_cache = scheduler.tree_cache
@@ -172,6 +195,8 @@ HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     (f"{_RESULTS}._resolve_spec_v2_tokens", resolve_spec_v2_tokens, HookType.AROUND),
     (f"{_METRICS}.update_spec_metrics", update_spec_metrics, HookType.AROUND),
     (f"{_METRICS}.report_decode_stats", report_decode_stats, HookType.AROUND),
+    (f"{_SCHEDULER}.flush_cache", flush_cache, HookType.AFTER),
+    *((f"{_WEIGHTS}.{name}", weights_updated, HookType.AFTER) for name in WEIGHT_UPDATES),
     (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
     (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),
     (f"{_TOKENIZER}._calculate_spec_decoding_metrics", calculate_spec_decoding_metrics, HookType.AFTER),

@@ -9,6 +9,7 @@ relay `EagleDraftInput` (I1b), of which only `bonus_tokens` is new.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
@@ -65,14 +66,30 @@ def launch(
         capture_hidden_mode=CaptureHiddenMode.FULL,
         return_hidden_states_before_norm=False,
     )
-    result = target_worker.forward_batch_generation(
-        batch=None, forward_batch=forward_batch, is_verify=True
-    )
+    with _no_verify_graph(runner):
+        result = target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True
+        )
     if batch.has_grammar and grammar_barrier is not None:
         grammar_barrier()
     result.next_token_ids = runner.sample(result.logits_output, forward_batch)
     result.extra_keep_alive_refs = [forward_batch]
     return result
+
+
+@contextmanager
+def _no_verify_graph(runner: Any) -> Iterator[None]:
+    """Keep a plain launch off the decode graphs of a speculating server.
+
+    They were captured in verify mode at width `num_draft_tokens`, and SGLang's width guard is
+    skipped where `spec_info` is None (0.5.23 `decode_cuda_graph_runner.py:863`): the graph half
+    of I2. Without graphs of width 1 the launch runs eagerly.
+    """
+    graphs, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, None
+    try:
+        yield
+    finally:
+        runner.decode_cuda_graph_runner = graphs
 
 
 def complete(

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx
 
+from spec_fsm.errors import SpecFsmError
 from spec_fsm_sglang.demo.compare import Reference, margins
 from spec_fsm_sglang.demo.workload import Job, Phase
 
 REQUEST_S = 600.0
 
 
-class RequestFailed(RuntimeError):
+class RequestFailed(SpecFsmError):
     """A request ended with an error instead of an output."""
 
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import httpx
 
+from spec_fsm.errors import SpecFsmError
+
 START_S = 300.0
 STOP_S = 60.0
 
 
-class ServerFailed(RuntimeError):
+class ServerFailed(SpecFsmError):
     """The server did not come up or died; the message ends with the end of its log."""
 
 

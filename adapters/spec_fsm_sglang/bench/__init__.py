@@ -1,0 +1,1 @@
+"""Measurements of the adapter, one module each; `spec-fsm bench` runs them."""

@@ -1,0 +1,125 @@
+"""What the lifecycle costs: time inside `spec_fsm` per scheduler step, in the real engine.
+
+The real scheduler and EAGLE-3 worker run on this CPU with a tiny model, so that the steps around
+the clock are real and many; the clock runs only inside `spec_fsm`. Batches of several sizes, in
+SPEC and in PLAIN (with its periodic flush). Steps that change the mode are left out; steps in
+which requests join and leave are in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_fsm_sglang import cpu_ops
+from spec_fsm_sglang.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spec_fsm_sglang.bench.meter import Meter
+    from spec_fsm_sglang.inprocess import Engine
+
+SIZES = (1, 12, 64, 256)
+STEPS = {"SPEC": 60, "PLAIN": 400}
+"""Steps measured at each size; a speculative step of 256 requests takes a second here."""
+PINS = {"SPEC": 1, "PLAIN": 2}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size in one mode. Times in microseconds inside `spec_fsm`, `step_ms` the whole step."""
+
+    b: int
+    mode: str
+    steps: int
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    step_ms: float
+
+
+def measure(progress: Callable[[str], None]) -> dict[str, Any]:
+    """All sizes and modes; `mean_us` and `p99_us` are the worst of any size and mode."""
+    engine = _engine()
+    from spec_fsm_sglang.bench.meter import install
+
+    meter = install(engine.scheduler.model_worker)
+    rows = []
+    for b in SIZES:
+        for mode in STEPS:
+            progress(f"{b} requests in {mode}")
+            rows.append(_measure(engine, meter, b, mode))
+    engine.close()
+    return {
+        "mean_us": max(row.mean_us for row in rows),
+        "p99_us": max(row.p99_us for row in rows),
+        "results": [asdict(row) for row in rows],
+    }
+
+
+def _engine() -> Engine:
+    config = Config.of({"disable_above": 1000, "dwell": 0})
+    os.environ.update(config.to_env())
+    cpu_ops.enable()
+    from spec_fsm_sglang.inprocess import Engine
+    from spec_fsm_sglang.tiny import write_pair
+
+    pair = write_pair(Path(tempfile.mkdtemp()) / "pair")
+    return Engine(
+        model=pair.target,
+        draft=pair.eagle3,
+        steps=3,
+        topk=1,
+        num_draft_tokens=4,
+        max_running_requests=max(SIZES) + 8,
+        max_total_tokens=400_000,
+    )
+
+
+def _measure(engine: Engine, meter: Meter, b: int, mode: str) -> Row:
+    controller = engine.scheduler.model_worker.spec_fsm
+    controller.pin(PINS[mode])
+    draw = random.Random(b)
+    waiting = [_submit(engine, draw) for _ in range(b)]
+    while controller.lifecycle.rows < b or controller.lifecycle.mode.name != mode:
+        engine.step()
+    meter.take()
+    samples, started = [], time.perf_counter()
+    while len(samples) < STEPS[mode]:
+        before = controller.lifecycle.mode
+        engine.step()
+        spent = meter.take()
+        if controller.lifecycle.mode is before:
+            samples.append(spent / 1000)
+        waiting = [rid for rid in waiting if not engine.outputs[rid].finished]
+        while len(waiting) < b:
+            waiting.append(_submit(engine, draw))
+    elapsed = time.perf_counter() - started
+    for rid in waiting:
+        engine.abort(rid)
+    engine.run_until_idle()
+    samples.sort()
+    return Row(
+        b=b,
+        mode=mode,
+        steps=len(samples),
+        mean_us=round(sum(samples) / len(samples), 3),
+        p50_us=round(samples[len(samples) // 2], 3),
+        p99_us=round(samples[min(len(samples) - 1, int(len(samples) * 0.99))], 3),
+        step_ms=round(elapsed / len(samples) * 1000, 3),
+    )
+
+
+def _submit(engine: Engine, draw: random.Random) -> str:
+    prompt = [draw.randrange(3, 500) for _ in range(draw.randrange(4, 12))]
+    # Lengths differ, so that requests finish and join all the time.
+    return engine.submit(prompt, max_new_tokens=draw.randrange(60, 400))
+
+
+__all__ = ["SIZES", "STEPS", "Row", "measure"]
