@@ -229,22 +229,17 @@ def same_rounds(live: Live) -> dict[str, Any]:
     live.step(live.params["gap"])
     live.fsm.pin(1)
     rounds.clear()
-    while live.fsm.lifecycle.mode.name != "SPEC":
-        live.step()
-        (req,) = live.scheduler.running_batch.reqs
-        start = len(req.origin_input_ids) + len(req.output_ids) - 1
-    in_flight = len(live.scheduler.result_queue) if live.scheduler.enable_overlap else 0
+    (req,) = live.scheduler.running_batch.reqs
     while not rounds:
         live.step()
-        text = list(req.origin_input_ids) + list(req.output_ids)
-    start = len(text) - rounds[0] - 1
+    start = len(req.origin_input_ids) + len(req.output_ids) - rounds[0] - 1
     live.finish()
     resumed = list(rounds)
     rounds.clear()
     text = live.prompts["resumed"] + live.engine.outputs["resumed"].output_ids
     live.submit(len(text) - start, text[:start], rid="prefilled")
     live.finish()
-    return {"resumed": resumed, "prefilled": rounds, "in_flight": in_flight, **live.result()}
+    return {"resumed": resumed, "prefilled": rounds, **live.result()}
 
 
 @scenario

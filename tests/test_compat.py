@@ -62,7 +62,7 @@ def test_every_option_of_the_list_exists_in_this_sglang() -> None:
     """A renamed option would be refused never: the names are checked against ServerArgs."""
     from sglang.srt.server_args import ServerArgs
 
-    fields = set(ServerArgs.__dataclass_fields__)
+    fields = set(ServerArgs.__struct_fields__)
     assert {option for option, _test, _shown in compat.NOT_YET} <= fields
 
 

@@ -51,7 +51,12 @@ class Ownership:
         batch_class.__setattr__ = owned_setattr  # type: ignore[method-assign, assignment]
 
     def check_write(self, field: str, frame: FrameType | None) -> None:
-        """Raises UnownedWrite unless the function of `frame` may write `field` in this mode."""
+        """Raises UnownedWrite unless the function of `frame` may write `field` in this mode.
+
+        Without a lifecycle (the server's options were refused) nothing is owned.
+        """
+        if self.mode_of is None:
+            return
         while frame is not None and frame.f_code.co_filename == _GENERATED:
             frame = frame.f_back
         if frame is None:
@@ -62,8 +67,8 @@ class Ownership:
         where = f"{file}:{frame.f_lineno} in {function}"
         if owner is None or field not in owner.fields:
             raise UnownedWrite(f"{field} is written by {where}, which does not own it")
-        mode = None if self.mode_of is None else self.mode_of()
-        if mode is not None and mode not in owner.modes:
+        mode = self.mode_of()
+        if mode not in owner.modes:
             allowed = ", ".join(sorted(allowed.name for allowed in owner.modes))
             raise UnownedWrite(
                 f"{field} is written by {where}, an owner in {allowed} only", mode=mode
