@@ -44,7 +44,6 @@ def test_the_prefix_cache_holds_nothing_beyond_covered(page_size: int) -> None:
     fsm = {**SPEC, "flush_every": 0}
     result = run("prefix_cache", **CHAIN, page_size=page_size, fsm=fsm)
     assert result["inserted"] == result["prompt"] // page_size * page_size
-    assert result["hit"] == result["inserted"] or result["hit"] >= result["prompt"] // page_size
     assert result["worst"] < 1e-4
     assert result["different"] == {}
 

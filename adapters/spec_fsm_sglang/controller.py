@@ -181,14 +181,18 @@ class Controller:
             else:
                 self.lifecycle.joined(req.rid, req.extend_end)
 
-    def insertable(self, req: Req, up_to: int) -> int:
-        """How much of `[0, up_to)` of a leaving request may enter the prefix cache (I15)."""
+    def insertable(self, req: Req, up_to: int, boundary_tokens: int) -> int:
+        """How many of the first `up_to` tokens of a request may key a prefix-cache insert (I15).
+
+        `boundary_tokens`: tokens a key needs beyond the positions it names. For EAGLE SGLang
+        keys a position by its own token and the next, since draft KV depends on both: n tokens
+        name n - 1 positions. The page floor is SGLang's own, on the key.
+        """
         gap = self.lifecycle.ledger.settled_gap(req.rid)
         covered = req.kv.kv_committed_len - gap
-        page = self.worker.page_size
-        allowed = up_to if gap == 0 else min(up_to, covered // page * page)
+        allowed = up_to if gap == 0 else min(up_to, covered + boundary_tokens)
         if self.checks is not None:
-            self.checks.at_insert(req, allowed, covered)
+            self.checks.at_insert(req, allowed - boundary_tokens, covered)
         return allowed
 
     def left(self, req: Req) -> None:

@@ -167,9 +167,12 @@ def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
     """Cut what a leaving request inserts into the prefix cache, and learn that it left (I15)."""
     tree_cache = scheduler.tree_cache
     checkpoint, on_release = tree_cache.checkpoint, tree_cache.on_release
+    core = getattr(tree_cache, "tree_core", tree_cache)
+    boundary_tokens = int(getattr(core, "is_eagle", False))
 
     def cut_checkpoint(req: Any, *, up_to: int, **kwargs: Any) -> Any:
-        return checkpoint(req, up_to=controller.insertable(req, up_to), **kwargs)
+        allowed = controller.insertable(req, up_to, boundary_tokens)
+        return checkpoint(req, up_to=allowed, **kwargs)
 
     def note_release(req: Any, **kwargs: Any) -> Any:
         controller.left(req)
