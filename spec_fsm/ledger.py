@@ -259,9 +259,12 @@ class Ledger:
         """The action whose result is due next, or None with nothing in flight."""
         return self._flights[0][0] if self._flights else None
 
-    def settle(self) -> None:
-        """The oldest result in flight was processed."""
-        action, point = self._flights.popleft()
+    def settle(self, action: Action) -> bool:
+        """The oldest result in flight was processed; False, doing nothing, if not of `action`."""
+        flights = self._flights
+        if not flights or flights[0][0] is not action:
+            return False
+        point = flights.popleft()[1]
         if action is _PLAIN:
             self.t_settled += 1
         else:
@@ -269,16 +272,7 @@ class Ledger:
             if action is _RESEED:
                 self._seed_settled = point
         self.f_settled = point
-
-    def stale(self) -> list[str]:
-        """Rows, not lost yet, that still need stashed hidden states: O(rows), for rare events."""
-        return [rid for rid in self._base if not self.seeded(rid)]
-
-    def oldest_without(self, rids: list[str]) -> int:
-        """What `State.oldest` is once `rids` are lost."""
-        gone = set(rids)
-        kept = (base for rid, base in self._base.items() if rid not in gone)
-        return next(kept, self.t_launched)
+        return True
 
     def repoint(self) -> None:
         """The newest launch in flight carries the flush that moved `f_launched`."""

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
+_RESULT = (Event.SETTLED, Event.DECODED, Event.SETTLED)  # by action
 _PLAIN_LAUNCH = Arg(plain=1)
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
@@ -223,7 +224,7 @@ class Lifecycle(TableRunner):
         Raises IllegalLaunch, changing nothing, if the mode has no such launch or the plan is
         another one's, and IllegalEvent if a flush does not reach the oldest gap.
         """
-        mode, ledger = self.mode, self.ledger
+        mode = self.mode
         speculative = action is not _ACT_PLAIN
         if action is not plan.action or mode is _DRAINING or (mode is _SPEC) is not speculative:
             msg = "the decode launch does not belong here"
@@ -231,15 +232,16 @@ class Lifecycle(TableRunner):
                 msg, mode=mode, observed=action.name, expected=f"the plan's {plan.action.name}"
             )
         self._departed = 0
-        self._sat_out = 0 if mode is _SPEC else max(0, ledger.rows - rows)
         dropped: list[str] = []
         if speculative:
-            ledger.launch_speculative(action)
-        elif plan.flush_upper:
-            self._launched_with_flush(rows, plan)
-            return
+            self._sat_out = 0
+            self.ledger.launch_speculative(action)
         else:
-            dropped = ledger.launch_plain()
+            self._sat_out = max(0, self.ledger.rows - rows)
+            if plan.flush_upper:
+                self._launched_with_flush(rows, plan)
+                return
+            dropped = self.ledger.launch_plain()
         if self._trace is not None:
             self._launched_line(rows, plan)
             for rid in dropped:
@@ -278,19 +280,17 @@ class Lifecycle(TableRunner):
         (bonus included) and id of each row in batch order, for the trace alone.  Raises
         IllegalEvent, changing nothing, if another result is due first.
         """
-        event = Event.DECODED if action is _ACT_PLAIN else Event.SETTLED
-        due = self.ledger.next_action
-        if due is not action:
+        if not self.ledger.settle(action):
+            due = self.ledger.next_action
             expected = "nothing" if due is None else due.name
-            self._refuse(event, "results come in launch order", action.name, expected)
-        self.ledger.settle()
+            self._refuse(_RESULT[action], "results come in launch order", action.name, expected)
         if self._trace is not None:
             fields: dict[str, object] = {"action": action.name, "batch": rows}
             if accepted is not None:
                 fields["accepted"] = list(accepted)
             if rids is not None:
                 fields["rids"] = list(rids)
-            self._event_line(event, self.mode, fields)
+            self._event_line(_RESULT[action], self.mode, fields)
 
     # -- membership -----------------------------------------------------------------------
 

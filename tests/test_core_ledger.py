@@ -163,7 +163,7 @@ def test_lazy_ledger_is_the_row_effects(
         elif move in ("launch", "flush") and ledger.in_flight < depth:
             play_plain(ledger, reference, number if move == "flush" else None)
         elif move == "settle" and ledger.in_flight:
-            ledger.settle()
+            assert ledger.settle(ledger.next_action)
             reference.settle()
         elif move == "reseed" and ledger.in_flight < depth and not ledger.lost:
             adopt(ledger, "SEED_ALL")
@@ -400,7 +400,7 @@ def test_a_row_that_joins_with_a_launch_in_flight_owes_nothing_of_it() -> None:
     ledger.launch_plain()
     ledger.join("new")
     assert ledger.row("new", 5, 9) == Row(5, 9, 5, 5, seeded=True)
-    ledger.settle()
+    assert ledger.settle(Action.PLAIN)
     assert ledger.row("new", 5, 9) == Row(5, 9, 5, 5, seeded=True)
     assert ledger.row("old", 6, 9) == Row(6, 9, 5, 5, seeded=False)
 

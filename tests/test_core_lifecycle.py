@@ -129,6 +129,34 @@ def test_slices_start_at_the_oldest_gap_and_shrink_it() -> None:
     assert {p.mode for p in plans} == {Mode.RESEEDING}
 
 
+@pytest.mark.parametrize(("slices", "fits"), [(3, True), (2, False)])
+def test_the_rest_must_fit_one_slice(slices: int, fits: bool) -> None:
+    """RESEEDED with a gap of exactly one slice is followed, with one position more refused."""
+    lifecycle = make(stash=StashConfig(width=8, flush_every=0, slice_width=slices))
+    join(lifecycle, 1)
+    lifecycle.boundary(HIGH)
+    for _ in range(3):
+        step(lifecycle)
+    lifecycle.boundary(LOW)
+    if fits:
+        lifecycle.reseeded()
+    else:
+        with pytest.raises(IllegalEvent, match="REST_FITS"):
+            lifecycle.reseeded()
+    assert lifecycle.mode is (Mode.SPEC if fits else Mode.RESEEDING)
+
+
+def test_a_flush_must_reach_the_oldest_gap() -> None:
+    """A plain launch whose flush starts one age too young is refused, at the oldest gap it goes."""
+    lifecycle = in_mode(Mode.PLAIN)
+    before = snapshot(lifecycle)
+    with pytest.raises(IllegalEvent, match="REACHES_OLDEST"):
+        lifecycle.launched(Action.PLAIN, 2, Plan(Action.PLAIN, Mode.PLAIN, flush_upper=5))
+    assert snapshot(lifecycle) == before
+    lifecycle.launched(Action.PLAIN, 2, Plan(Action.PLAIN, Mode.PLAIN, flush_upper=6))
+    assert lifecycle.max_gap == 0
+
+
 def test_a_row_that_joins_while_reseeding_needs_nothing() -> None:
     """A row prefilled during RESEEDING is covered and seeded and does not delay the rest."""
     lifecycle = in_mode(Mode.RESEEDING, rows=1)

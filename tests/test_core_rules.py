@@ -143,3 +143,59 @@ def takes_ops(function: ast.FunctionDef) -> bool:
     """Whether the first argument of a function is an Ops."""
     first = function.args.args[:1]
     return bool(first) and isinstance(note := first[0].annotation, ast.Name) and note.id == "Ops"
+
+
+AT = State(
+    rows=2,
+    lost=0,
+    oldest=3,
+    unsettled=0,
+    t_launched=10,
+    t_settled=10,
+    f_launched=2,
+    f_settled=2,
+    seed_launched=0,
+    seed_settled=0,
+    width=8,
+    slice_width=7,
+    dwell=0,
+)
+"""Two rows, the older joined at tick 3 of 10: the largest gap is 7."""
+
+
+@pytest.mark.parametrize(
+    ("guard", "holds", "fails"),
+    [
+        ("DWELL_OVER", AT, AT._replace(dwell=1)),
+        ("NOTHING_UNSETTLED", AT, AT._replace(unsettled=1)),
+        ("NOTHING_UNSETTLED", AT, AT._replace(t_settled=9)),
+        ("REBUILDABLE", AT, AT._replace(width=7)),
+        ("REBUILDABLE", AT, AT._replace(lost=1)),
+        ("REST_FITS", AT, AT._replace(slice_width=6)),
+        ("REST_FITS", AT, AT._replace(lost=1)),
+        ("OUTGROWN", AT._replace(width=6), AT._replace(width=7)),
+        ("SPECULATIVE_IN_FLIGHT", AT._replace(unsettled=1), AT),
+        ("PLAIN_IN_FLIGHT", AT._replace(t_settled=9), AT),
+        ("NO_ROWS", AT._replace(rows=0), AT._replace(rows=1)),
+    ],
+)
+def test_guards_turn_exactly_at_their_boundary(guard: str, holds: State, fails: State) -> None:
+    """Each guard holds up to its bound and fails one beyond it."""
+    assert GUARDS[guard](INT, holds, Arg())
+    assert not GUARDS[guard](INT, fails, Arg())
+
+
+@pytest.mark.parametrize(
+    ("guard", "holds", "fails"),
+    [
+        ("REACHES_OLDEST", Arg(upper=7), Arg(upper=6)),
+        ("REACHES_OLDEST", Arg(upper=7, lower=7), Arg(upper=7, lower=8)),
+        ("REACHES_OLDEST", Arg(upper=7, lower=0), Arg(upper=7, lower=-1)),
+        ("ALLOWED", Arg(allowed=1), Arg(allowed=0)),
+        ("NEW_ROW", Arg(known=0), Arg(known=1)),
+    ],
+)
+def test_guards_of_what_an_event_brings(guard: str, holds: Arg, fails: Arg) -> None:
+    """Each guard over the event's own figures holds up to its bound and fails one beyond it."""
+    assert GUARDS[guard](INT, AT, holds)
+    assert not GUARDS[guard](INT, AT, fails)
