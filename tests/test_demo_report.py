@@ -64,6 +64,7 @@ def test_margins_are_best_less_second_best() -> None:
         2.5,
         0.0,
     )
+    assert margins([[[-0.1, 7, None], [None, 8, None]]]) == (float("inf"),)
     with pytest.raises(ValueError, match="position 0 has 1"):
         margins([[[-0.5, 8, None]]])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 NEAR_TIE: Final = 1e-3
@@ -62,11 +63,14 @@ def compare(reference: Reference, output_ids: Sequence[int]) -> Comparison:
 def margins(top_logprobs: Sequence[Sequence[Sequence[object]]]) -> tuple[float, ...]:
     """The margins in SGLang's `output_top_logprobs`: a position's entries are (logprob, id, text).
 
-    Raises ValueError where a position holds fewer than two entries.
+    A token that a grammar forbids has no log-probability (None, minus infinity): where only one
+    is allowed the margin is infinite. Raises ValueError where a position has fewer than two.
     """
     found = []
     for i, entries in enumerate(top_logprobs):
-        values = sorted((float(str(entry[0])) for entry in entries), reverse=True)
+        values = sorted(
+            (-inf if entry[0] is None else float(str(entry[0])) for entry in entries), reverse=True
+        )
         if len(values) < 2:
             raise ValueError(f"position {i} has {len(values)} log-probabilities, 2 are needed")
         found.append(values[0] - values[1])

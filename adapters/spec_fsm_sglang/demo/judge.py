@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import inf
 from typing import Any, Final
 
 from spec_fsm_sglang.demo.compare import Comparison, Reference, Verdict, compare
@@ -153,7 +154,8 @@ def _unequal(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
             "request": rid,
             "verdict": comparison.verdict.value,
             "position": comparison.position,
-            "margin": comparison.margin,
+            # JSON has no infinity.
+            "margin": None if comparison.margin == inf else comparison.margin,
         }
         for rid, comparison in sorted(comparisons.items())
         if comparison.verdict is not Verdict.EQUAL

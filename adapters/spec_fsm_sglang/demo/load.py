@@ -77,7 +77,8 @@ class Driver:
                     if first:
                         course.phases.append((phase.name, time.monotonic_ns()))
                         first = False
-                    in_flight.add(asyncio.create_task(self._stream(client, job)))
+                    answer = self._stream(client, job, time.monotonic_ns())
+                    in_flight.add(asyncio.create_task(answer))
                     self._note(course, len(in_flight))
             await self._wait_below(1, in_flight, course)
         course.ended_ns = time.monotonic_ns()
@@ -98,12 +99,14 @@ class Driver:
         self.progress(course, in_flight)
 
     def _body(self, job: Job, **more: object) -> dict[str, object]:
-        sampling = {"temperature": 0.0, "max_new_tokens": job.max_new_tokens}
+        sampling: dict[str, object] = {"temperature": 0.0, "max_new_tokens": job.max_new_tokens}
+        if job.regex is not None:
+            sampling["regex"] = job.regex
         prompt = list(self.prompts[job.rid])
         return {"rid": job.rid, "input_ids": prompt, "sampling_params": sampling, **more}
 
-    async def _stream(self, client: httpx.AsyncClient, job: Job) -> Answer:
-        started, last = time.monotonic_ns(), None
+    async def _stream(self, client: httpx.AsyncClient, job: Job, started: int) -> Answer:
+        last = None
         async with client.stream("POST", "/generate", json=self._body(job, stream=True)) as reply:
             if reply.status_code != 200:
                 body = (await reply.aread()).decode(errors="replace")

@@ -40,7 +40,6 @@ def draw(path: Path, timeline: Timeline, course: Course, limits: tuple[int, int]
     for axis in axes:
         _shade(axis, timeline, start, end)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylim(bottom=0)
     _draw_load(axes[0], course, limits)
     bins = binned(timeline.steps, start, end, BIN_NS)
     axes[1].step([b[0] for b in bins], [b[1] for b in bins], where="mid", color="#1f3b73")
@@ -70,12 +69,14 @@ def _draw_load(axis: Any, course: Course, limits: tuple[int, int]) -> None:
     from matplotlib.patches import Patch
 
     start = course.phases[0][1]
-    times = [(t - start) / NS for t, _ in course.load]
-    axis.step(times, [n for _, n in course.load], where="post", color="#1f3b73")
-    axis.axhline(limits[0] + 0.5, color="#a33", lw=1, ls="--")
-    axis.text(times[-1], limits[0] + 0.6, f"off above {limits[0]}", ha="right", color="#a33")
-    axis.axhline(limits[1], color="#393", lw=1, ls="--")
-    axis.text(times[-1], limits[1] - 1.1, f"on at {limits[1]} or fewer", ha="right", color="#393")
+    load = _without_dips(course.load)
+    times = [(t - start) / NS for t, _ in load]
+    axis.step(times, [n for _, n in load], where="post", color="#1f3b73")
+    off, on = limits
+    for value, text, colour in ((off, f"off\nabove {off}", "#a33"), (on, f"on\nat {on}", "#282")):
+        axis.axhline(value, color=colour, lw=1, ls="--")
+        place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": 8}
+        axis.annotate(text, (1.005, value), color=colour, **place)
     for name, t_ns in course.phases:
         axis.text((t_ns - start) / NS, 14.2, name, fontsize=8, va="top")
     axis.set_ylim(0, 14.5)
@@ -83,6 +84,13 @@ def _draw_load(axis: Any, course: Course, limits: tuple[int, int]) -> None:
     shades = [Patch(color=colour, label=mode) for mode, colour in COLOURS.items()]
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
     axis.legend(handles=shades, ncol=4, frameon=False, **place)
+
+
+def _without_dips(load: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The load without the instant between an answer and the request that takes its place."""
+    instant = NS / 20
+    after = [*load[1:], (load[-1][0] + 2 * instant, 0)]
+    return [now for now, then in zip(load, after, strict=True) if then[0] - now[0] > instant]
 
 
 def write(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -61,6 +61,7 @@ def running(flags: Sequence[str], log: Path) -> Iterator[Server]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_end_with_parent,
+            env=_environment(),
         )
     server = Server(f"http://127.0.0.1:{port}", process)
     try:
@@ -68,6 +69,16 @@ def running(flags: Sequence[str], log: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with half the cores for tensor work unless it says how many.
+
+    Operators on few rows are short. With a thread on every core each of them waits for whatever
+    else wants a core, here 20 times as long as it computes as soon as one other process runs.
+    """
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
 def _end_with_parent() -> None:

@@ -10,13 +10,21 @@ from typing import Any, Final
 
 SHORT, MEDIUM, LONG = 48, 80, 160  # output tokens at most
 
+GRAMMARS: Final = {
+    114: r"The probability is [0-9]{1,2}/[0-9]{1,2}, because [a-z0-9 ,]{40,90}\.",
+    117: r"There are [0-9]{1,3} integers, because [a-z0-9 ,]{40,90}\.",
+    159: r"1\. [A-Za-z ]{20,60}\n2\. [A-Za-z ]{20,60}\n3\. [A-Za-z ]{20,60}\n",
+}
+"""Answers held to a regular expression, so that a grammar goes through every mode too (I19)."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """One request: the question it asks and the most tokens it may generate."""
+    """One request: the question it asks, the most tokens it may generate, a grammar to keep to."""
 
     question: int
     max_new_tokens: int
+    regex: str | None = None
 
     @property
     def rid(self) -> str:
@@ -40,7 +48,11 @@ class Phase:
 def _phase(name: str, concurrency: int, jobs: dict[int, Sequence[int]]) -> Phase:
     # Most tokens first: the long answers start under high load and outlive it, so that
     # speculation comes back to requests that decoded plain for a long while.
-    ordered = (Job(number, tokens) for tokens, numbers in jobs.items() for number in numbers)
+    ordered = (
+        Job(number, tokens, GRAMMARS.get(number))
+        for tokens, numbers in jobs.items()
+        for number in numbers
+    )
     return Phase(name, concurrency, tuple(ordered))
 
 
