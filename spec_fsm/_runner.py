@@ -13,6 +13,7 @@ from spec_fsm.ledger import Ledger
 from spec_fsm.machine import ModeMachine
 from spec_fsm.modes import Event, Mode
 from spec_fsm.ops import INT
+from spec_fsm.policy import NOWHERE
 from spec_fsm.trace import Tracer
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class TableRunner:
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
         self._machine = ModeMachine()
+        self._calm = NOWHERE
+        """Loads at which no boundary has anything to do, see `Policy.calm`."""
         self._trace = None if trace is None else Tracer(trace)
         if self._trace is not None:
             self._trace.start(shape, policy.config, stash)
@@ -73,6 +76,7 @@ class TableRunner:
         if edge.target is not edge.source:
             self.mode = self._machine.fire(edge.event)
             self.policy.fired(edge.event, edge.target)
+            self._calm = NOWHERE
             self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
         self.ledger.take(state)
         self._event_line(edge.event, edge.source, fields)

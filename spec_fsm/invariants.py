@@ -271,7 +271,7 @@ KEPT_DETAILS = 100
 class Checks:
     """Counts evaluations and violations by invariant id."""
 
-    __slots__ = ("_counts", "details", "launches", "violations")
+    __slots__ = ("_counts", "details", "launches", "plans", "violations")
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -279,6 +279,8 @@ class Checks:
         self.details: list[str] = []
         self.launches = 0
         """Launches checked; each evaluates all of LAUNCH_IDS, counted once here for speed."""
+        self.plans = 0
+        """Decode plans outside SPEC; each evaluates I7."""
 
     def count(self, invariant: str, times: int = 1) -> None:
         """`invariant` was evaluated `times` times."""
@@ -292,7 +294,8 @@ class Checks:
 
     def evaluated(self, invariant: str) -> int:
         """How often `invariant` was evaluated."""
-        return self._counts[invariant] + (self.launches if invariant in LAUNCH_IDS else 0)
+        bulk = self.launches if invariant in LAUNCH_IDS else 0
+        return self._counts[invariant] + bulk + (self.plans if invariant == "I7" else 0)
 
     def as_dict(self) -> dict[str, int]:
         """Evaluations by id, zeros included."""

@@ -20,7 +20,8 @@ So the ledger counts launches, and remembers of a row only *when it joined*:
 
 A row's gap, committed - covered, is then `t - max(base, f)`.  No step touches a row.  The largest
 gap is the oldest row's, and that is the first entry: a dict keeps insertion order, rows join at
-the present tick, and ticks only grow.
+the present tick, and ticks only grow.  Its `max(base, f)` is kept as `floor`, so that a step
+compares two integers.
 
 A flush that carries the ages [upper, lower) raises `f` to `t - lower`.  That is right for each row
 only if `upper` reaches the oldest gap, else a hole would stay below what was written; the guard
@@ -33,8 +34,10 @@ Two views
 ---------
 The engine launches before it has settled the previous result.  So `t`, `f` and `seed` exist
 twice: `_launched`, moved when a launch is issued, and `_settled`, moved when its result is
-processed.  Results come in launch order; a queue holds, for each launch in flight, the flush
-point it was issued with, and settling a launch makes that point the settled one.  Guards and
+processed.  Results come in launch order, and the table's guards leave only one order: plain
+launches, then the one that reseeded, then speculative ones (after those, a drain waits for all).
+So three counts say what is in flight, and a queue holds the flush points still to be settled, each
+with the tick of the launch that carries it.  Guards and
 plans use the launched view, for a flush is ordered behind what is in flight on the device.  What a
 leaving row may give to the prefix cache is cut by the settled view: the flush in flight may yet
 write, but nothing of it has been promised to the tree.
@@ -60,11 +63,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spec_fsm._rules import State
 from spec_fsm.modes import Action
 
-_PLAIN, _RESEED = Action.PLAIN, Action.RESEED
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SPECULATE, _PLAIN, _RESEED = Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,14 @@ class Ledger:
 
     __slots__ = (
         "_base",
-        "_flights",
         "_lost",
+        "_points",
+        "_reseeds",
         "_seed_launched",
         "_seed_settled",
         "f_launched",
         "f_settled",
+        "floor",
         "t_launched",
         "t_settled",
         "unsettled",
@@ -110,11 +119,14 @@ class Ledger:
         self.width = width
         self.t_launched = self.t_settled = 0
         self.f_launched = self.f_settled = 0
+        self.floor = 0
+        """max(base, f_launched) of the oldest row that is not lost; old news without such a row."""
         self.unsettled = 0
+        self._reseeds = 0  # of the unsettled launches, those that reseeded: 0 or 1
         self._seed_launched = self._seed_settled = 0
         self._base: dict[str, int] = {}
         self._lost: dict[str, tuple[int, int]] = {}
-        self._flights: deque[tuple[Action, int]] = deque()
+        self._points: deque[tuple[int, int]] = deque()  # (tick of the carrier, flush point)
 
     # -- reading --------------------------------------------------------------------------
 
@@ -131,15 +143,21 @@ class Ledger:
     @property
     def in_flight(self) -> int:
         """Decode launches of any kind whose result was not processed yet."""
-        return len(self._flights)
+        return self.t_launched - self.t_settled + self.unsettled
 
     @property
     def max_gap(self) -> int:
         """Largest gap of a row that is not lost, launches in flight included."""
-        for base in self._base.values():
-            point = self.f_launched
-            return self.t_launched - (base if base > point else point)
-        return 0
+        return self.t_launched - self.floor if self._base else 0
+
+    @property
+    def next_action(self) -> Action | None:
+        """The action whose result is due next, or None with nothing in flight."""
+        if self.t_settled < self.t_launched:
+            return _PLAIN
+        if self._reseeds:
+            return _RESEED
+        return _SPECULATE if self.unsettled else None
 
     def __contains__(self, rid: object) -> bool:
         return rid in self._base or rid in self._lost
@@ -210,33 +228,51 @@ class Ledger:
         """Adopt the points an edge's effects moved; the other counters move in here only."""
         self.f_launched, self.f_settled = state.f_launched, state.f_settled
         self._seed_launched, self._seed_settled = state.seed_launched, state.seed_settled
+        self._find_floor()
 
     # -- membership -----------------------------------------------------------------------
 
     def join(self, rid: str) -> None:
         """`rid` finished its prefill: complete and seeded as of now."""
+        if not self._base:
+            self.floor = self.t_launched
         self._base[rid] = self.t_launched
 
     def leave(self, rid: str) -> int:
         """Forget `rid`; returns its settled gap, 0 if it never joined."""
         gap = self.settled_gap(rid)
-        self._base.pop(rid, None)
-        self._lost.pop(rid, None)
+        if self._base.pop(rid, None) is None:
+            self._lost.pop(rid, None)
+        else:
+            self._find_floor()
         return gap
+
+    def _find_floor(self) -> None:
+        for base in self._base.values():
+            point = self.f_launched
+            self.floor = base if base > point else point
+            return
 
     # -- launches and results -------------------------------------------------------------
 
     def launch_speculative(self, action: Action) -> None:
         """A SPECULATE or RESEED launch was issued."""
         self.unsettled += 1
-        self._flights.append((action, self.f_launched))
+        if action is _RESEED:
+            self._reseeds += 1
 
-    def launch_plain(self) -> list[str]:
+    def launch_plain(self) -> Sequence[str]:
         """A plain launch was issued; returns the rows it made lost."""
-        self.t_launched += 1
-        dropped = [] if self.max_gap <= self.width else self._drop()
-        self._flights.append((_PLAIN, self.f_launched))
-        return dropped
+        tick = self.t_launched = self.t_launched + 1
+        return self._drop() if tick - self.floor > self.width else ()
+
+    def flush(self, lower: int) -> None:
+        """The plain launch just issued carries a flush, from the oldest gap down to age `lower`."""
+        point = self.t_launched - lower
+        if point > self.f_launched:
+            self.f_launched = point
+            self._points.append((self.t_launched, point))
+            self._find_floor()
 
     def _drop(self) -> list[str]:
         dropped = []
@@ -253,31 +289,43 @@ class Ledger:
         for rid in rids:
             base = self._base.pop(rid)
             self._lost[rid] = (base, max(base, self.f_launched))
-
-    @property
-    def next_action(self) -> Action | None:
-        """The action whose result is due next, or None with nothing in flight."""
-        return self._flights[0][0] if self._flights else None
+        self._find_floor()
 
     def settle(self, action: Action) -> bool:
         """The oldest result in flight was processed; False, doing nothing, if not of `action`."""
-        flights = self._flights
-        if not flights or flights[0][0] is not action:
+        if self.t_settled < self.t_launched:
+            return action is _PLAIN and self._settle_plain()
+        if action is _PLAIN or not self.unsettled or (action is _RESEED) is not (self._reseeds > 0):
             return False
-        point = flights.popleft()[1]
-        if action is _PLAIN:
-            self.t_settled += 1
-        else:
-            self.unsettled -= 1
-            if action is _RESEED:
-                self._seed_settled = point
-        self.f_settled = point
+        self.unsettled -= 1
+        if action is _RESEED:
+            self._reseeds = 0
+            self.f_settled = self._seed_settled = self._seed_launched
         return True
 
-    def repoint(self) -> None:
-        """The newest launch in flight carries the flush that moved `f_launched`."""
-        action, _ = self._flights[-1]
-        self._flights[-1] = (action, self.f_launched)
+    def _settle_plain(self) -> bool:
+        self.t_settled += 1
+        if self._points and self._points[0][0] <= self.t_settled:
+            self.f_settled = self._points.popleft()[1]
+        return True
+
+    @property
+    def next_point(self) -> int:
+        """`f_settled` once the next result is processed."""
+        if self.t_settled == self.t_launched:
+            return self._seed_launched if self._reseeds else self.f_settled
+        due = self._points and self._points[0][0] <= self.t_settled + 1
+        return self._points[0][1] if due else self.f_settled
+
+    def stale(self) -> list[str]:
+        """Rows, not lost yet, that still need stashed hidden states: O(rows), for rare events."""
+        return [rid for rid in self._base if not self.seeded(rid)]
+
+    def oldest_without(self, rids: list[str]) -> int:
+        """What `State.oldest` is once `rids` are lost."""
+        gone = set(rids)
+        kept = (base for rid, base in self._base.items() if rid not in gone)
+        return next(kept, self.t_launched)
 
 
 __all__ = ["Ledger", "Row"]

@@ -21,22 +21,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from spec_fsm._rules import EFFECTS, Arg, RowState
-from spec_fsm._runner import NO_ARG, TableRunner
+from spec_fsm._figures import Figures
+from spec_fsm._rules import Arg
+from spec_fsm._runner import NO_ARG
 from spec_fsm._table import EDGE_OF
-from spec_fsm.errors import ConfigError, IllegalLaunch, ShapeViolation
-from spec_fsm.invariants import ROW_PREDICATES
+from spec_fsm.errors import ConfigError, IllegalLaunch
 from spec_fsm.launch_laws import Launch, fixed_laws, violation
 from spec_fsm.modes import LEAVING, Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
-from spec_fsm.ops import INT
 from spec_fsm.plan import PLAIN_STEP, SPECULATE, Plan, StashConfig
-from spec_fsm.policy import Policy, as_pin
+from spec_fsm.policy import NOWHERE, Policy, as_pin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spec_fsm.laws import Shape
-    from spec_fsm.ledger import Row
     from spec_fsm.trace import Sink
 
 # Bound once: looking a member up on its enum class costs as much as the rest of a check.
@@ -44,11 +42,10 @@ _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
 _RESULT = (Event.SETTLED, Event.DECODED, Event.SETTLED)  # by action
-_PLAIN_LAUNCH = Arg(plain=1)
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
 
-class Lifecycle(TableRunner):
+class Lifecycle(Figures):
     """Owns the mode and the ledger of one server.
 
     shape: the speculative configuration.  policy: when to ask for a change.  stash: how much of
@@ -61,12 +58,14 @@ class Lifecycle(TableRunner):
         super().__init__(shape, policy, stash, trace=trace)
         self.held = ""
         """The guard that keeps a change that is due from being made, or empty."""
+        self._told = ""  # the guard the trace told of last, not to repeat it at each boundary
         # Rows that left since the last decode launch, and rows that sat it out; see `_wrong_rows`.
         self._departed = self._sat_out = 0
         self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
+        self._periodic = Plan(_ACT_PLAIN, _PLAIN, flush_upper=stash.flush_every)
 
-    # -- reading --------------------------------------------------------------------------
+    # -- the operator ---------------------------------------------------------------------
 
     @property
     def pin(self) -> Pin:
@@ -76,38 +75,7 @@ class Lifecycle(TableRunner):
     @pin.setter
     def pin(self, value: Pin) -> None:
         self.policy.pin = as_pin(value)
-
-    @property
-    def rows(self) -> int:
-        """Rows that decode."""
-        return self.ledger.rows
-
-    @property
-    def lost(self) -> int:
-        """Rows whose gap outgrew the stash; while one lives, PLAIN stays."""
-        return self.ledger.lost
-
-    @property
-    def unsettled(self) -> int:
-        """Speculative launches whose result was not processed yet."""
-        return self.ledger.unsettled
-
-    @property
-    def max_gap(self) -> int:
-        """Largest gap of a row that is not lost, in positions, launches in flight included."""
-        return self.ledger.max_gap
-
-    def gap(self, rid: str) -> int:
-        """Positions of `rid` without draft KV, launches in flight included; 0 if unknown."""
-        return self.ledger.gap(rid)
-
-    def seeded(self, rid: str) -> bool:
-        """Whether the seed of `rid` is that of its last position; False if unknown."""
-        return self.ledger.seeded(rid)
-
-    def row(self, rid: str, committed: int, reserved: int) -> Row:
-        """The figures of `rid` as of the settled launches, given its own two, in positions."""
-        return self.ledger.row(rid, committed, reserved)
+        self._calm = NOWHERE
 
     # -- the mode, once an iteration ------------------------------------------------------
 
@@ -118,22 +86,32 @@ class Lifecycle(TableRunner):
         hold (a row is lost) is not made; `held` names the guard, and the next boundary asks
         again.
         """
+        calm = self._calm
+        if calm[0] <= load <= calm[1]:
+            return False
         event = self.policy.event(self.mode, load)
+        self.held = ""
         if event is not None:
             self._due(event, load)
-        elif self.held:
-            self.held = ""
+        if not self.held:
+            self._calm = self.policy.calm(self.mode)
         return self.mode is _DRAINING and self.ledger.in_flight > 0
 
     def _due(self, event: Event, load: int) -> None:
         edge = EDGE_OF[self.mode, event]
         state = self.state()
         guard = self._broken_guard(edge, state, NO_ARG)
-        if guard and guard != self.held and self._trace is not None:
-            self._trace.refused(event, self.mode, guard)
-        self.held = guard
-        if not guard:
+        if guard:
+            self._hold(event, guard)
+        else:
+            self._told = ""
             self._follow(edge, state, NO_ARG, {"load": load})
+
+    def _hold(self, event: Event, guard: str) -> None:
+        self.held, self._calm = guard, NOWHERE
+        if guard != self._told and self._trace is not None:
+            self._trace.refused(event, self.mode, guard)
+        self._told = guard
 
     def plan_decode(self, rows: int) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
@@ -151,21 +129,25 @@ class Lifecycle(TableRunner):
 
     def _plan_unspeculative(self, rows: int) -> Plan:
         ledger, mode = self.ledger, self.mode
-        self.checks.count("I7")
+        self.checks.plans += 1
         departed = self._departed
         if not 1 <= rows <= ledger.rows + departed or self._sat_out > departed:
             self._wrong_rows(rows)
-        if mode is _DRAINING:
-            if ledger.in_flight:
-                msg = "a decode batch must wait for the results in flight"
-                raise IllegalLaunch(msg, mode=mode, observed=ledger.in_flight, expected=0)
-            self._fire(Event.DRAINED)
-        gap = ledger.max_gap
-        if self.mode is _PLAIN:
-            if gap + 1 < self._flush_at:
+        if mode is _PLAIN:
+            gap = ledger.max_gap + 1
+            if gap < self._flush_at:
                 return PLAIN_STEP
-            return Plan(_ACT_PLAIN, _PLAIN, flush_upper=gap + 1)
-        width = self.stash.slice_width
+            return self._periodic if gap == self._flush_at else Plan(_ACT_PLAIN, _PLAIN, False, gap)
+        if mode is _RESEEDING:
+            return self._plan_slice()
+        if ledger.in_flight:
+            msg = "a decode batch must wait for the results in flight"
+            raise IllegalLaunch(msg, mode=mode, observed=ledger.in_flight, expected=0)
+        self._fire(Event.DRAINED)
+        return self._periodic if self._flush_at == 1 else PLAIN_STEP
+
+    def _plan_slice(self) -> Plan:
+        gap, width = self.ledger.max_gap, self.stash.slice_width
         if gap <= width:
             return Plan(_ACT_RESEED, _RESEEDING, flush_upper=gap)
         return Plan(_ACT_PLAIN, _RESEEDING, flush_upper=gap + 1, flush_lower=gap + 1 - width)
@@ -231,40 +213,32 @@ class Lifecycle(TableRunner):
             raise IllegalLaunch(
                 msg, mode=mode, observed=action.name, expected=f"the plan's {plan.action.name}"
             )
-        self._departed = 0
-        dropped: list[str] = []
+        ledger = self.ledger
         if speculative:
-            self._sat_out = 0
-            self.ledger.launch_speculative(action)
+            self._departed = self._sat_out = 0
+            ledger.launch_speculative(action)
+            dropped: Sequence[str] = ()
         else:
-            self._sat_out = max(0, self.ledger.rows - rows)
+            gap = ledger.max_gap + 1
+            if plan.flush_upper and not (plan.flush_upper >= gap and plan.flush_lower >= 0):
+                event = Event.FLUSHED if mode is _PLAIN else Event.SLICE_DONE
+                self._refuse(event, "REACHES_OLDEST", plan.flush_upper, gap)
+            self._departed, self._sat_out = 0, max(0, ledger.rows - rows)
+            dropped = ledger.launch_plain()
             if plan.flush_upper:
-                self._launched_with_flush(rows, plan)
-                return
-            dropped = self.ledger.launch_plain()
+                ledger.flush(plan.flush_lower)
         if self._trace is not None:
-            self._launched_line(rows, plan)
-            for rid in dropped:
-                self._event_line(Event.STASH_DROPPED, mode, {"rid": rid})
+            self._launched_lines(rows, plan, dropped)
 
-    def _launched_with_flush(self, rows: int, plan: Plan) -> None:
-        event = Event.FLUSHED if self.mode is _PLAIN else Event.SLICE_DONE
-        edge = EDGE_OF[self.mode, event]
-        arg = Arg(upper=plan.flush_upper, lower=plan.flush_lower)
-        # Judged as of after the launch that carries it, but before anything is changed.
-        after = EFFECTS["LAUNCH"](INT, self.state(), _PLAIN_LAUNCH)
-        if guard := self._broken_guard(edge, after, arg):
-            self._refuse(event, guard, observed=plan.flush_upper, expected=self.max_gap + 1)
-        self.ledger.launch_plain()
-        if self._trace is not None:
-            self._launched_line(rows, plan)
-        self._follow(edge, after, arg, {"upper": plan.flush_upper, "lower": plan.flush_lower})
-        self.ledger.repoint()
-
-    def _launched_line(self, rows: int, plan: Plan) -> None:
-        flush = [plan.flush_upper, plan.flush_lower]
+    def _launched_lines(self, rows: int, plan: Plan, dropped: Sequence[str]) -> None:
+        mode, flush = self.mode, [plan.flush_upper, plan.flush_lower]
         fields = {"action": plan.action.name, "batch": rows, "flush": flush}
-        self._event_line(Event.LAUNCHED, self.mode, fields)
+        self._event_line(Event.LAUNCHED, mode, fields)
+        for rid in dropped:
+            self._event_line(Event.STASH_DROPPED, mode, {"rid": rid})
+        if plan.action is _ACT_PLAIN and plan.flush_upper:
+            event = Event.FLUSHED if mode is _PLAIN else Event.SLICE_DONE
+            self._event_line(event, mode, {"upper": plan.flush_upper, "lower": plan.flush_lower})
 
     def settled(
         self,
@@ -372,27 +346,6 @@ class Lifecycle(TableRunner):
         """Put a line of the engine's own figures into the trace; nothing else."""
         if self._trace is not None:
             self._trace.observed(self.mode, kind, facts)
-
-    def audit(self, rid: str, committed: int, reserved: int) -> Row:
-        """`row`, held against I5, I8 (in SPEC and DRAINING) or I14 (in PLAIN and RESEEDING).
-
-        O(1) a row and meant for samples, tests and strict runs.  Raises ShapeViolation.
-        """
-        row = self.ledger.row(rid, committed, reserved)
-        figures = RowState(
-            row.committed, row.covered, row.stashed, int(row.seeded), int(row.lost), reserved
-        )
-        if self.mode in (_SPEC, _DRAINING):
-            # What is enqueued counts: the launch that reseeds settles one boundary later.
-            gap = self.ledger.gap(rid)
-            figures = figures._replace(covered=committed - gap, seeded=int(self.seeded(rid)))
-        for invariant in ("I5", "I8" if self.mode in (_SPEC, _DRAINING) else "I14"):
-            self.checks.count(invariant)
-            if not ROW_PREDICATES[invariant](INT, figures):
-                msg = f"row {rid!r} breaks a law of the ledger"
-                error = ShapeViolation(msg, mode=self.mode, observed=row, invariant=invariant)
-                self._violated(error)
-        return row
 
 
 __all__ = ["NOTED", "Lifecycle", "Plan", "StashConfig"]

@@ -17,6 +17,7 @@ _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _AUTO = Pin.AUTO
 _ROSE, _FELL = Event.LOAD_ROSE, Event.LOAD_FELL
 
+EVERYWHERE, NOWHERE = (0, 1 << 62), (1, 0)
 BACKOFF_CAP = 4096
 """Longest wait after failed reseeds, in boundaries: at 20 ms a step, about 80 s."""
 
@@ -131,6 +132,21 @@ class Policy:
             return _FELL
         return None
 
+    def calm(self, mode: Mode) -> tuple[int, int]:
+        """The loads, from and up to, at which `event` says nothing in `mode` and counts nothing.
+
+        Holds until the mode, the pin or the dwell changes; empty (from above up to) where there
+        are none.  It spares the caller the question in almost every step.
+        """
+        if self._dwell or self._backoff:
+            return NOWHERE
+        if self.pin is not _AUTO:
+            pinned = _SPEC if self.pin is Pin.SPEC else _PLAIN
+            return EVERYWHERE if mode is pinned else NOWHERE
+        if mode is _SPEC:
+            return 0, self._disable
+        return (self._enable + 1, EVERYWHERE[1]) if mode is _PLAIN else NOWHERE
+
     def waiting_for(self, mode: Mode) -> int:
         """Boundaries the table's guard DWELL_OVER still waits for in `mode`; a pin skips dwell."""
         dwell = self._dwell if self.pin is _AUTO else 0
@@ -152,4 +168,13 @@ class Policy:
             self._dwell = self.config.dwell
 
 
-__all__ = ["BACKOFF_CAP", "Policy", "PolicyConfig", "as_pin", "default_enable_at", "whole"]
+__all__ = [
+    "BACKOFF_CAP",
+    "EVERYWHERE",
+    "NOWHERE",
+    "Policy",
+    "PolicyConfig",
+    "as_pin",
+    "default_enable_at",
+    "whole",
+]

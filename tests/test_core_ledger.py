@@ -160,12 +160,12 @@ def test_lazy_ledger_is_the_row_effects(
             row = reference.rows.pop(rid, None)
             gap = ledger.leave(rid)
             assert gap == (0 if row is None else row.settled.committed - row.settled.covered)
-        elif move in ("launch", "flush") and ledger.in_flight < depth:
+        elif move in ("launch", "flush") and ledger.in_flight < depth and not ledger.unsettled:
             play_plain(ledger, reference, number if move == "flush" else None)
         elif move == "settle" and ledger.in_flight:
             assert ledger.settle(ledger.next_action)
             reference.settle()
-        elif move == "reseed" and ledger.in_flight < depth and not ledger.lost:
+        elif move == "reseed" and not (ledger.unsettled or ledger.lost):
             adopt(ledger, "SEED_ALL")
             ledger.launch_speculative(Action.RESEED)
             reference.speculate(1 + number, reseed=True)
@@ -186,8 +186,9 @@ def play_plain(ledger: Ledger, reference: Reference, lower: int | None) -> None:
     effects = [("ROW_DECODE", Arg())]
     if lower is not None:
         arg = Arg(upper=max(ledger.max_gap, lower), lower=lower)
-        adopt(ledger, "COVER_SLICE", arg)
-        ledger.repoint()
+        moved = EFFECTS["COVER_SLICE"](INT, ledger.state(4, 0), arg)
+        ledger.flush(lower)
+        assert ledger.state(4, 0) == moved
         effects.append(("ROW_FLUSH", arg))
     before = {rid for rid, row in reference.rows.items() if row.launched.lost}
     reference.launch(effects)
@@ -278,7 +279,8 @@ class Server:
     def settle(self) -> None:
         """Process the oldest result; its counters move as the table's effect says."""
         ledger = self.lifecycle.ledger
-        action, point = ledger._flights[0]
+        action, point = ledger.next_action, ledger.next_point
+        assert action is not None
         event = Event.DECODED if action is Action.PLAIN else Event.SETTLED
         arg = Arg(point=point, reseed=int(action is Action.RESEED))
         rows = self.lifecycle.rows
@@ -387,9 +389,9 @@ def test_rows_are_lost_one_at_a_time_at_the_width() -> None:
     """A gap of exactly the width is kept, one more loses that row alone, and it stays lost."""
     ledger = Ledger(2)
     ledger.join("a")
-    assert ledger.launch_plain() == []
+    assert not ledger.launch_plain()
     ledger.join("b")
-    assert [ledger.launch_plain() for _ in range(3)] == [[], ["a"], ["b"]]
+    assert [list(ledger.launch_plain()) for _ in range(3)] == [[], ["a"], ["b"]]
     assert (ledger.lost, ledger.max_gap, ledger.gap("a")) == (2, 0, 4)
 
 
