@@ -9,6 +9,7 @@ import sys
 import tomllib
 import zipfile
 from importlib.metadata import distribution, entry_points
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,8 +100,8 @@ def test_every_dependency_says_why_it_is_there() -> None:
     """Each requirement in pyproject.toml has a comment beside it, or is named in one above."""
     text = (CLONE / "pyproject.toml").read_text()
     project = PROJECT["project"]
-    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
-    for requirement in wanted:
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in chain.from_iterable(groups):
         (first, *_) = re.findall(rf'^ +"{re.escape(requirement)}",(.*)$', text, re.MULTILINE)
         assert "#" in first, requirement
 
