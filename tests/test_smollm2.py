@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+
 from spec_fsm_sglang import smollm2
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
