@@ -105,7 +105,8 @@ def _assert_close(ours: Any, plain: Any) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_switches_of_a_request(overlap: bool) -> None:
     """Logprobs (also top and by id), penalties, stops, seeds, biases: as a plain server."""
-    compare([request for requests in SWITCHES.values() for request in requests], overlap)
+    compare([request for requests in SWITCHES.values() for request in requests],
+            overlap, tokenizer=True)
 
 
 @pytest.mark.parametrize("switch", TOKENIZED)

@@ -124,7 +124,7 @@ class Engine:
         rid = rid if rid is not None else f"r{next(self._numbers)}"
         chosen = {"temperature": 0.0, "ignore_eos": True} | (sampling or {})
         params = SamplingParams(max_new_tokens=max_new_tokens, **chosen)
-        params.normalize(None)
+        params.normalize(getattr(self.scheduler, "tokenizer", None))
         params.verify(self.scheduler.model_config.vocab_size)
         fields: dict[str, Any] = {
             "input_text": None,
