@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spec_fsm.errors import ConfigError, SpecFsmError
+from spec_fsm_sglang.bench.cli import app as bench
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.smollm2 import ModelUnavailable
 
@@ -22,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Speculative decoding that turns off under load and on again.",
 )
+
+
+app.add_typer(bench, name="bench")
 
 
 class PinMode(StrEnum):
