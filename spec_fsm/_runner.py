@@ -11,14 +11,16 @@ from spec_fsm.errors import IllegalEvent, SpecFsmError
 from spec_fsm.invariants import Checks
 from spec_fsm.ledger import Ledger
 from spec_fsm.machine import ModeMachine
-from spec_fsm.modes import Event, Mode
+from spec_fsm.modes import Action, Event, Mode, Phase
 from spec_fsm.ops import INT
 from spec_fsm.policy import NOWHERE
 from spec_fsm.trace import Tracer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spec_fsm.laws import Shape
-    from spec_fsm.plan import StashConfig
+    from spec_fsm.plan import Plan, StashConfig
     from spec_fsm.policy import Policy
     from spec_fsm.trace import Sink
 
@@ -35,7 +37,14 @@ class TableRunner:
         self.policy = policy
         self.stash = stash
         self.mode = Mode.SPEC
-        self.ledger = Ledger(stash.width)
+        self._ledger = Ledger(stash.width)
+        self.facts: list[Plan | Action] = []
+        """The quick way to report: append a Plan when its launch was issued, and its Action when
+        its result was processed, in that order of events.  They are counted at the next call."""
+        self.lawful: list[tuple[object, ...] | None] = [None] * len(Phase)
+        """By phase, the facts `check_launch` last passed in this mode, its arguments without the
+        phase, `width` always among them.  A launch with equal facts is lawful too; who compares by
+        himself adds one to `checks.launches`.  None while tracing."""
         self.checks = Checks()
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
@@ -45,6 +54,16 @@ class TableRunner:
         self._trace = None if trace is None else Tracer(trace)
         if self._trace is not None:
             self._trace.start(shape, policy.config, stash)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The figures of the rows, with every fact reported so far counted."""
+        if self.facts:
+            self._learn()
+        return self._ledger
+
+    def _learn(self) -> None:
+        """Count the reported facts one by one; `Lifecycle` has the calls for it."""
 
     def state(self) -> State:
         """The shared counters, as the table's guards and effects read them."""
@@ -77,6 +96,7 @@ class TableRunner:
             self.mode = self._machine.fire(edge.event)
             self.policy.fired(edge.event, edge.target)
             self._calm = NOWHERE
+            self.lawful[:] = [None] * len(Phase)
             self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
         self.ledger.take(state)
         self._event_line(edge.event, edge.source, fields)
@@ -95,6 +115,16 @@ class TableRunner:
         if self._trace is not None:
             self._trace.violation(error.invariant, self.mode, str(error))
         raise error
+
+    def _launched_lines(self, rows: int, plan: Plan, dropped: Sequence[str]) -> None:
+        mode, flush = self.mode, [plan.flush_upper, plan.flush_lower]
+        fields = {"action": plan.action.name, "batch": rows, "flush": flush}
+        self._event_line(Event.LAUNCHED, mode, fields)
+        for rid in dropped:
+            self._event_line(Event.STASH_DROPPED, mode, {"rid": rid})
+        if plan.action is Action.PLAIN and plan.flush_upper:
+            event = Event.FLUSHED if mode is Mode.PLAIN else Event.SLICE_DONE
+            self._event_line(event, mode, {"upper": plan.flush_upper, "lower": plan.flush_lower})
 
     def _event_line(self, event: Event, source: Mode, fields: dict[str, object]) -> None:
         if self._trace is not None:

@@ -39,6 +39,12 @@ of a row *in either view*: a plain launch applies ROW_DECODE (and ROW_FLUSH, if 
 flush) to the launched view at once and to the settled view when it settles.  `ledger.py` computes
 both without touching a row, and a test holds it against these effects.
 
+Who runs the table.  `_runner.py` follows the edges that change the mode, and the rare others, by
+evaluating what is named here.  The edges of an ordinary step (LAUNCHED, SETTLED, DECODED, FLUSHED,
+SLICE_DONE, the coming and going of rows) are counted by `ledger.py` in a few integer operations
+instead; tests hold its counters and refusals against the guards and effects named here, on random
+histories.
+
 Guards say what must be true, not what should be done.  When a change is *wanted* is the policy's
 business; DWELL_OVER is the one guard that speaks of it, so that the promise "no mode lasts
 less than its dwell, unless a pin says so" is the table's too.

@@ -102,13 +102,14 @@ class Ledger:
     __slots__ = (
         "_base",
         "_lost",
-        "_points",
-        "_reseeds",
         "_seed_launched",
         "_seed_settled",
         "f_launched",
         "f_settled",
         "floor",
+        "points",
+        "reseeds",
+        "rows",
         "t_launched",
         "t_settled",
         "unsettled",
@@ -121,19 +122,19 @@ class Ledger:
         self.f_launched = self.f_settled = 0
         self.floor = 0
         """max(base, f_launched) of the oldest row that is not lost; old news without such a row."""
+        self.rows = 0
+        """Rows that decode."""
         self.unsettled = 0
-        self._reseeds = 0  # of the unsettled launches, those that reseeded: 0 or 1
+        """Speculative launches whose result was not processed yet."""
+        self.reseeds = 0
+        """Of the unsettled launches, those that reseeded: 0 or 1, and the oldest of them."""
         self._seed_launched = self._seed_settled = 0
         self._base: dict[str, int] = {}
         self._lost: dict[str, tuple[int, int]] = {}
-        self._points: deque[tuple[int, int]] = deque()  # (tick of the carrier, flush point)
+        self.points: deque[tuple[int, int]] = deque()
+        """Flush points not settled yet, each with the tick of the launch that carries it."""
 
     # -- reading --------------------------------------------------------------------------
-
-    @property
-    def rows(self) -> int:
-        """Rows that decode."""
-        return len(self._base) + len(self._lost)
 
     @property
     def lost(self) -> int:
@@ -155,7 +156,7 @@ class Ledger:
         """The action whose result is due next, or None with nothing in flight."""
         if self.t_settled < self.t_launched:
             return _PLAIN
-        if self._reseeds:
+        if self.reseeds:
             return _RESEED
         return _SPECULATE if self.unsettled else None
 
@@ -209,7 +210,7 @@ class Ledger:
     def state(self, slice_width: int, dwell: int) -> State:
         """The shared counters, as the table's guards and effects read them."""
         return State(
-            len(self._base) + len(self._lost),
+            self.rows,
             len(self._lost),
             next(iter(self._base.values()), self.t_launched),
             self.unsettled,
@@ -237,14 +238,16 @@ class Ledger:
         if not self._base:
             self.floor = self.t_launched
         self._base[rid] = self.t_launched
+        self.rows += 1
 
     def leave(self, rid: str) -> int:
         """Forget `rid`; returns its settled gap, 0 if it never joined."""
         gap = self.settled_gap(rid)
-        if self._base.pop(rid, None) is None:
-            self._lost.pop(rid, None)
-        else:
+        if self._base.pop(rid, None) is not None:
+            self.rows -= 1
             self._find_floor()
+        elif self._lost.pop(rid, None) is not None:
+            self.rows -= 1
         return gap
 
     def _find_floor(self) -> None:
@@ -259,7 +262,7 @@ class Ledger:
         """A SPECULATE or RESEED launch was issued."""
         self.unsettled += 1
         if action is _RESEED:
-            self._reseeds += 1
+            self.reseeds += 1
 
     def launch_plain(self) -> Sequence[str]:
         """A plain launch was issued; returns the rows it made lost."""
@@ -271,7 +274,7 @@ class Ledger:
         point = self.t_launched - lower
         if point > self.f_launched:
             self.f_launched = point
-            self._points.append((self.t_launched, point))
+            self.points.append((self.t_launched, point))
             self._find_floor()
 
     def _drop(self) -> list[str]:
@@ -295,27 +298,27 @@ class Ledger:
         """The oldest result in flight was processed; False, doing nothing, if not of `action`."""
         if self.t_settled < self.t_launched:
             return action is _PLAIN and self._settle_plain()
-        if action is _PLAIN or not self.unsettled or (action is _RESEED) is not (self._reseeds > 0):
+        if action is _PLAIN or not self.unsettled or (action is _RESEED) is not (self.reseeds > 0):
             return False
         self.unsettled -= 1
         if action is _RESEED:
-            self._reseeds = 0
+            self.reseeds = 0
             self.f_settled = self._seed_settled = self._seed_launched
         return True
 
     def _settle_plain(self) -> bool:
         self.t_settled += 1
-        if self._points and self._points[0][0] <= self.t_settled:
-            self.f_settled = self._points.popleft()[1]
+        if self.points and self.points[0][0] <= self.t_settled:
+            self.f_settled = self.points.popleft()[1]
         return True
 
     @property
     def next_point(self) -> int:
         """`f_settled` once the next result is processed."""
         if self.t_settled == self.t_launched:
-            return self._seed_launched if self._reseeds else self.f_settled
-        due = self._points and self._points[0][0] <= self.t_settled + 1
-        return self._points[0][1] if due else self.f_settled
+            return self._seed_launched if self.reseeds else self.f_settled
+        due = self.points and self.points[0][0] <= self.t_settled + 1
+        return self.points[0][1] if due else self.f_settled
 
     def stale(self) -> list[str]:
         """Rows, not lost yet, that still need stashed hidden states: O(rows), for rare events."""

@@ -13,22 +13,29 @@ Order of calls in one scheduler iteration::
     left(rid, FINISHED)                 # for each row that result ends
 
 Nothing here waits, allocates by the batch size or reads a clock.  Mode changes are looked up in
-the table, run through the `transitions` machine and counted; the calls of a step that changes no
-mode go neither way, they move the counters of the ledger.
+the table, run through the `transitions` machine and counted.  The calls of a step that changes no
+mode go neither way: they move the counters of the ledger, which tests hold against the table's
+guards and effects.
+
+The same iteration, the quick way, for an engine in which every call counts::
+
+    plan = decide(load, rows)           # counts the facts, then boundary and plan_decode
+    (compare a launch with lawful[phase] first; call check_launch where it differs)
+    facts.append(plan)                  # launched
+    facts.append(plan.action)           # settled
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from spec_fsm._figures import Figures
-from spec_fsm._rules import Arg
+from spec_fsm._reports import Reports
 from spec_fsm._runner import NO_ARG
 from spec_fsm._table import EDGE_OF
-from spec_fsm.errors import ConfigError, IllegalLaunch
+from spec_fsm.errors import IllegalLaunch
 from spec_fsm.launch_laws import Launch, fixed_laws, violation
-from spec_fsm.modes import LEAVING, Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
-from spec_fsm.plan import PLAIN_STEP, SPECULATE, Plan, StashConfig
+from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
+from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig
 from spec_fsm.policy import NOWHERE, Policy, as_pin
 
 if TYPE_CHECKING:
@@ -42,10 +49,9 @@ _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
 _RESULT = (Event.SETTLED, Event.DECODED, Event.SETTLED)  # by action
-NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
 
-class Lifecycle(Figures):
+class Lifecycle(Reports):
     """Owns the mode and the ledger of one server.
 
     shape: the speculative configuration.  policy: when to ask for a change.  stash: how much of
@@ -59,8 +65,8 @@ class Lifecycle(Figures):
         self.held = ""
         """The guard that keeps a change that is due from being made, or empty."""
         self._told = ""  # the guard the trace told of last, not to repeat it at each boundary
-        # Rows that left since the last decode launch, and rows that sat it out; see `_wrong_rows`.
-        self._departed = self._sat_out = 0
+        self._sat_out = 0  # rows that joined and were not in the last launch, see `plan_decode`
+        self._planned = 0  # rows of the newest plan
         self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
         self._periodic = Plan(_ACT_PLAIN, _PLAIN, flush_upper=stash.flush_every)
@@ -91,7 +97,9 @@ class Lifecycle(Figures):
             return False
         event = self.policy.event(self.mode, load)
         self.held = ""
-        if event is not None:
+        if event is None:
+            self._told = ""
+        else:
             self._due(event, load)
         if not self.held:
             self._calm = self.policy.calm(self.mode)
@@ -113,6 +121,35 @@ class Lifecycle(Figures):
             self._trace.refused(event, self.mode, guard)
         self._told = guard
 
+    def decide(self, load: int, rows: int) -> Plan:
+        """`boundary` and `plan_decode` in one call, for an iteration that decodes.
+
+        Where `boundary` says to wait, a plan with `settle_first` comes back: process every result
+        in flight and ask again.  With `facts` and `lawful` this is the only call of an ordinary
+        step: what a call costs a server is mostly fetching its code and data from memory anew.
+        """
+        if self.facts and (self._trace is not None or not self._count_ordinary()):
+            self._learn()
+        calm = self._calm
+        if not calm[0] <= load <= calm[1]:
+            return WAIT if self.boundary(load) else self.plan_decode(rows)
+        if self._trace is not None:
+            return self.plan_decode(rows)
+        self._planned = rows
+        if self.mode is _SPEC:
+            return SPECULATE
+        # Calm is SPEC or PLAIN.  What is out of the ordinary here is for `plan_decode` to say.
+        ledger = self._ledger
+        if (
+            rows != ledger.rows
+            or rows < 1
+            or self._sat_out
+            or ledger.t_launched - ledger.floor + 1 >= self._flush_at
+        ):
+            return self.plan_decode(rows)
+        self.checks.plans += 1
+        return PLAIN_STEP
+
     def plan_decode(self, rows: int) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
 
@@ -123,6 +160,7 @@ class Lifecycle(Figures):
         (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`) if it leaves before the next.
         """
         plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative(rows)
+        self._planned = rows
         if self._trace is not None:
             self._trace.plan(plan, rows)
         return plan
@@ -196,7 +234,9 @@ class Lifecycle(Figures):
             error = violation(self.mode, launch, self.shape)
             if error is not None:
                 self._violated(error)
-        if self._trace is not None:
+        if self._trace is None:
+            self.lawful[phase] = (b, tokens, slots, spec_info, hidden, width)
+        else:
             launch = Launch(phase, b, tokens, slots, spec_info, hidden, width)
             self._trace.launch(self.mode, launch)
 
@@ -220,7 +260,7 @@ class Lifecycle(Figures):
             dropped: Sequence[str] = ()
         else:
             gap = ledger.max_gap + 1
-            if plan.flush_upper and not (plan.flush_upper >= gap and plan.flush_lower >= 0):
+            if plan.flush_upper and not 0 <= plan.flush_lower <= plan.flush_upper >= gap:
                 event = Event.FLUSHED if mode is _PLAIN else Event.SLICE_DONE
                 self._refuse(event, "REACHES_OLDEST", plan.flush_upper, gap)
             self._departed, self._sat_out = 0, max(0, ledger.rows - rows)
@@ -229,16 +269,6 @@ class Lifecycle(Figures):
                 ledger.flush(plan.flush_lower)
         if self._trace is not None:
             self._launched_lines(rows, plan, dropped)
-
-    def _launched_lines(self, rows: int, plan: Plan, dropped: Sequence[str]) -> None:
-        mode, flush = self.mode, [plan.flush_upper, plan.flush_lower]
-        fields = {"action": plan.action.name, "batch": rows, "flush": flush}
-        self._event_line(Event.LAUNCHED, mode, fields)
-        for rid in dropped:
-            self._event_line(Event.STASH_DROPPED, mode, {"rid": rid})
-        if plan.action is _ACT_PLAIN and plan.flush_upper:
-            event = Event.FLUSHED if mode is _PLAIN else Event.SLICE_DONE
-            self._event_line(event, mode, {"upper": plan.flush_upper, "lower": plan.flush_lower})
 
     def settled(
         self,
@@ -266,86 +296,43 @@ class Lifecycle(Figures):
                 fields["rids"] = list(rids)
             self._event_line(_RESULT[action], self.mode, fields)
 
-    # -- membership -----------------------------------------------------------------------
+    def _count_ordinary(self) -> bool:
+        """Count facts of steps without a flush or a reseed; False if other ones are left.
 
-    def joined(self, rid: str, committed: int) -> None:
-        """PREFILLED: the last chunk of `rid` was launched; the row decodes from here on.
-
-        Call it before the first decode launch that holds the row, with no plain launch between.
-        committed: positions of the prompt.  Raises IllegalEvent if `rid` is here already.
+        Flat, for speed: `_learn` does the same through `launched` and `settled`, which refuse
+        what is wrong (a test holds one against the other).
         """
-        self._new_row(rid, Event.PREFILLED)
-        self.ledger.join(rid)
-        self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+        ledger, mode, facts = self._ledger, self.mode, self.facts
+        count = 0
+        for fact in facts:
+            if fact is SPECULATE and mode is _SPEC:
+                ledger.unsettled += 1
+            elif fact is PLAIN_STEP and mode is _PLAIN:
+                if ledger.t_launched - ledger.floor >= ledger.width or self._planned < ledger.rows:
+                    break
+                ledger.t_launched += 1
+            elif fact is _ACT_PLAIN and ledger.t_settled < ledger.t_launched and not ledger.points:
+                ledger.t_settled += 1
+                count += 1
+                continue
+            elif fact is _ACT_SPECULATE and ledger.settle(_ACT_SPECULATE):
+                count += 1
+                continue
+            else:
+                break
+            self._departed = self._sat_out = 0
+            count += 1
+        del facts[:count]
+        return not facts
 
-    def chunked(self, rid: str, length: int) -> None:
-        """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.
-
-        Raises IllegalEvent if `rid` decodes already.
-        """
-        self._new_row(rid, Event.PREFILLED_CHUNK)
-        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, "committed": length})
-
-    def _new_row(self, rid: str, event: Event) -> None:
-        if rid in self.ledger:
-            self._refuse(event, f"row {rid!r} joined already")
-
-    def left(self, rid: str, event: Event) -> int:
-        """FINISHED, RETRACTED or ABORTED: forget `rid`; returns its committed - covered.
-
-        The caller cuts what it inserts into the prefix cache by that many positions (I15).  A
-        row that never joined gives 0.  Raises ConfigError for any other event.
-        """
-        if event not in LEAVING:
-            msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
-            raise ConfigError(msg)
-        self._departed += rid in self.ledger
-        gap = self.ledger.leave(rid)
-        self._event_line(event, self.mode, {"rid": rid, "gap": gap})
-        return gap
-
-    def noted(self, event: Event, batch: int) -> None:
-        """ADMITTED, FILTERED or MERGED: the engine's batch holds `batch` rows now; trace only.
-
-        They move no counter: rows come by `joined` and go by `left`.  Raises ConfigError for any
-        other event.
-        """
-        if event not in NOTED:
-            msg = f"event is {event.name}: accepted are ADMITTED, FILTERED, MERGED"
-            raise ConfigError(msg)
-        self._event_line(event, self.mode, {"batch": batch})
-
-    # -- what the engine reports ----------------------------------------------------------
-
-    def reseeded(self) -> None:
-        """The rest of every gap and every seed were enqueued, just before the first draft.
-
-        Raises IllegalEvent unless the mode is RESEEDING and the rest fits one slice.
-        """
-        self._fire(Event.RESEEDED)
-
-    def reseed_failed(self, why: str) -> None:
-        """The engine could not rebuild: back to PLAIN, waiting twice as long each time.
-
-        Raises IllegalEvent outside RESEEDING.
-        """
-        self._fire(Event.RESEED_FAILED, fields={"why": why})
-
-    def cache_flushed(self) -> None:
-        """The prefix cache was emptied.  Raises IllegalEvent while a row lives."""
-        self._fire(Event.CACHE_FLUSHED)
-
-    def weights_changed(self) -> None:
-        """New weights: rows that still need hidden states stashed under the old ones are lost."""
-        stale = self.ledger.stale()
-        arg = Arg(lost=len(stale), oldest=self.ledger.oldest_without(stale))
-        self._fire(Event.WEIGHTS_CHANGED, arg, {"lost": len(stale)})
-        self.ledger.lose(stale)
-
-    def observe(self, kind: str, **facts: int) -> None:
-        """Put a line of the engine's own figures into the trace; nothing else."""
-        if self._trace is not None:
-            self._trace.observed(self.mode, kind, facts)
+    def _learn(self) -> None:
+        pending = self.facts[:]
+        self.facts.clear()
+        for fact in pending:
+            if isinstance(fact, Plan):
+                self.launched(fact.action, self._planned, fact)
+            else:
+                self.settled(fact, self._planned)
 
 
-__all__ = ["NOTED", "Lifecycle", "Plan", "StashConfig"]
+__all__ = ["Lifecycle", "Plan", "StashConfig"]

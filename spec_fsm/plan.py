@@ -16,8 +16,8 @@ class Plan:
         committed - flush_upper up to, not including, committed - flush_lower of each row, where
         `committed` counts every plain launch issued, the planned one included if it is plain.  A
         row whose own gap is smaller than `flush_upper` starts at its gap.  0, 0: no flush.
-    settle_first: never set by `Lifecycle.plan_decode`, which refuses instead; an engine that
-        queues plans may set it on its own to mark one that waits for the results in flight.
+    settle_first: nothing is to be launched until every result in flight was processed; then ask
+        again.  Only `Lifecycle.decide` says so; `plan_decode` refuses instead.
     """
 
     action: Action
@@ -51,5 +51,6 @@ class StashConfig:
 # Most steps carry no flush; their plans are made once.
 SPECULATE = Plan(Action.SPECULATE, Mode.SPEC)
 PLAIN_STEP = Plan(Action.PLAIN, Mode.PLAIN)
+WAIT = Plan(Action.PLAIN, Mode.DRAINING, settle_first=True)
 
-__all__ = ["PLAIN_STEP", "SPECULATE", "Plan", "StashConfig"]
+__all__ = ["PLAIN_STEP", "SPECULATE", "WAIT", "Plan", "StashConfig"]

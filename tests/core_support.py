@@ -108,7 +108,7 @@ def snapshot(lifecycle: Lifecycle) -> dict[str, Any]:
         "state": lifecycle.state(),
         "base": list(ledger._base.items()),
         "lost": list(ledger._lost.items()),
-        "flights": (list(ledger._points), ledger._reseeds, ledger.floor),
+        "flights": (list(ledger.points), ledger.reseeds, ledger.floor),
         "policy": [getattr(policy, name) for name in policy.__slots__],
         "transitions": dict(lifecycle.transitions),
         "held": lifecycle.held,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_support import HIGH, LOW, in_mode, settle
 
+from core_support import HIGH, LOW, in_mode, settle
 from spec_fsm import Action, Lifecycle, Mode, decode_step
 from spec_fsm.protocol import SeedError
 

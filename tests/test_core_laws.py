@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from core_support import CHAIN, TREE, in_mode
 
+from core_support import CHAIN, TREE, in_mode
 from spec_fsm import (
     ConfigError,
     Hidden,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from core_support import HIGH, LEAVE, LOW, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_support import HIGH, LEAVE, LOW, make
 from spec_fsm import Action, Event, Lifecycle, Mode, Row, ShapeViolation, StashConfig
 from spec_fsm._rules import EFFECTS, ROW_EFFECTS, Arg, RowState, State
 from spec_fsm._table import EDGE_OF

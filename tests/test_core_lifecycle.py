@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 from collections import Counter
 from typing import Any
 
 import pytest
+
 from core_support import (
     CHAIN,
     HIGH,
@@ -22,7 +24,6 @@ from core_support import (
     snapshot,
     step,
 )
-
 from spec_fsm import (
     Action,
     ConfigError,
@@ -37,6 +38,9 @@ from spec_fsm import (
     SpecInfo,
     StashConfig,
 )
+from spec_fsm._rules import EFFECTS, GUARDS, Arg
+from spec_fsm._table import EDGE_OF
+from spec_fsm.ops import INT
 from spec_fsm.plan import PLAIN_STEP, SPECULATE
 
 
@@ -127,6 +131,23 @@ def test_slices_start_at_the_oldest_gap_and_shrink_it() -> None:
         (Action.RESEED, 4, 0),
     ]
     assert {p.mode for p in plans} == {Mode.RESEEDING}
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.RESEEDING])
+def test_flushes_are_refused_exactly_as_the_table_says(mode: Mode) -> None:
+    """For every pair of ages, a launch with that flush passes iff the table's guard holds."""
+    event = Event.FLUSHED if mode is Mode.PLAIN else Event.SLICE_DONE
+    (guard,) = EDGE_OF[mode, event].guards
+    for upper, lower in itertools.product(range(1, 9), range(-1, 10)):
+        lifecycle = in_mode(mode)
+        after = EFFECTS["LAUNCH"](INT, lifecycle.state(), Arg(plain=1))
+        plan = Plan(Action.PLAIN, mode, flush_upper=upper, flush_lower=lower)
+        if GUARDS[guard](INT, after, Arg(upper=upper, lower=lower)):
+            lifecycle.launched(Action.PLAIN, 2, plan)
+            assert lifecycle.max_gap == min(6, lower)
+        else:
+            with pytest.raises(IllegalEvent, match=guard):
+                lifecycle.launched(Action.PLAIN, 2, plan)
 
 
 @pytest.mark.parametrize(("slices", "fits"), [(3, True), (2, False)])

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from core_support import HIGH, LOW, in_mode, join, launch, make, settle, snapshot, step
 
+from core_support import HIGH, LOW, in_mode, join, launch, make, settle, snapshot, step
 from spec_fsm import Action, Event, IllegalEvent, IllegalLaunch, Lifecycle, ListSink, Mode, Plan
 from spec_fsm._table import EDGE_OF, REFUSALS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from core_support import TREE
 from transitions import MachineError
 
+from core_support import TREE
 from spec_fsm import _rules
 from spec_fsm._table import ALLOWED, EDGE_OF, EDGES, REFUSALS
 from spec_fsm.laws import hidden, spec_info

@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from core_support import HIGH, LOW, TREE, in_mode, join, launch, make, settle
 
+from core_support import HIGH, LOW, TREE, in_mode, join, launch, make, settle
 from spec_fsm import (
     Action,
     Event,

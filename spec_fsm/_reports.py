@@ -1,0 +1,113 @@
+"""What an engine reports besides launches and results: rows that come and go, and rarer things."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spec_fsm._figures import Figures
+from spec_fsm._rules import Arg
+from spec_fsm.errors import ConfigError
+from spec_fsm.modes import LEAVING, Event
+
+if TYPE_CHECKING:
+    from spec_fsm.laws import Shape
+    from spec_fsm.plan import StashConfig
+    from spec_fsm.policy import Policy
+    from spec_fsm.trace import Sink
+
+NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
+
+
+class Reports(Figures):
+    """The reporting half of `Lifecycle`."""
+
+    def __init__(
+        self, shape: Shape, policy: Policy, stash: StashConfig, *, trace: Sink | None = None
+    ) -> None:
+        super().__init__(shape, policy, stash, trace=trace)
+        self._departed = 0  # rows that left since the last decode launch
+
+    # -- membership -----------------------------------------------------------------------
+
+    def joined(self, rid: str, committed: int) -> None:
+        """PREFILLED: the last chunk of `rid` was launched; the row decodes from here on.
+
+        Call it before the first decode launch that holds the row, with no plain launch between.
+        committed: positions of the prompt.  Raises IllegalEvent if `rid` is here already.
+        """
+        self._new_row(rid, Event.PREFILLED)
+        self.ledger.join(rid)
+        self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+
+    def chunked(self, rid: str, length: int) -> None:
+        """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.
+
+        Raises IllegalEvent if `rid` decodes already.
+        """
+        self._new_row(rid, Event.PREFILLED_CHUNK)
+        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, "committed": length})
+
+    def _new_row(self, rid: str, event: Event) -> None:
+        if rid in self.ledger:
+            self._refuse(event, f"row {rid!r} joined already")
+
+    def left(self, rid: str, event: Event) -> int:
+        """FINISHED, RETRACTED or ABORTED: forget `rid`; returns its committed - covered.
+
+        The caller cuts what it inserts into the prefix cache by that many positions (I15).  A
+        row that never joined gives 0.  Raises ConfigError for any other event.
+        """
+        if event not in LEAVING:
+            msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
+            raise ConfigError(msg)
+        known = rid in self.ledger  # before the count: reading the ledger may reset it
+        self._departed += known
+        gap = self.ledger.leave(rid)
+        self._event_line(event, self.mode, {"rid": rid, "gap": gap})
+        return gap
+
+    def noted(self, event: Event, batch: int) -> None:
+        """ADMITTED, FILTERED or MERGED: the engine's batch holds `batch` rows now; trace only.
+
+        They move no counter: rows come by `joined` and go by `left`.  Raises ConfigError for any
+        other event.
+        """
+        if event not in NOTED:
+            msg = f"event is {event.name}: accepted are ADMITTED, FILTERED, MERGED"
+            raise ConfigError(msg)
+        self._event_line(event, self.mode, {"batch": batch})
+
+    # -- what the engine reports ----------------------------------------------------------
+
+    def reseeded(self) -> None:
+        """The rest of every gap and every seed were enqueued, just before the first draft.
+
+        Raises IllegalEvent unless the mode is RESEEDING and the rest fits one slice.
+        """
+        self._fire(Event.RESEEDED)
+
+    def reseed_failed(self, why: str) -> None:
+        """The engine could not rebuild: back to PLAIN, waiting twice as long each time.
+
+        Raises IllegalEvent outside RESEEDING.
+        """
+        self._fire(Event.RESEED_FAILED, fields={"why": why})
+
+    def cache_flushed(self) -> None:
+        """The prefix cache was emptied.  Raises IllegalEvent while a row lives."""
+        self._fire(Event.CACHE_FLUSHED)
+
+    def weights_changed(self) -> None:
+        """New weights: rows that still need hidden states stashed under the old ones are lost."""
+        stale = self.ledger.stale()
+        arg = Arg(lost=len(stale), oldest=self.ledger.oldest_without(stale))
+        self._fire(Event.WEIGHTS_CHANGED, arg, {"lost": len(stale)})
+        self.ledger.lose(stale)
+
+    def observe(self, kind: str, **facts: int) -> None:
+        """Put a line of the engine's own figures into the trace; nothing else."""
+        if self._trace is not None:
+            self._trace.observed(self.mode, kind, facts)
+
+
+__all__ = ["NOTED", "Reports"]

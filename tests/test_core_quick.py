@@ -1,0 +1,203 @@
+"""The quick way to report and to decide says what the plain calls say, at one call a step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core_support import CHAIN, HIGH, LOW, TREE, in_mode, join, make, settle, snapshot
+from spec_fsm import (
+    Action,
+    Event,
+    Hidden,
+    IllegalEvent,
+    IllegalLaunch,
+    Lifecycle,
+    ListSink,
+    Mode,
+    Phase,
+    Pin,
+    ShapeViolation,
+    SpecInfo,
+    StashConfig,
+)
+from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["step"] * 8
+            + ["settle"] * 4
+            + ["join"] * 3
+            + ["load"] * 3
+            + ["leave", "absent", "pin", "fail", "weights", "nothing"]
+        ),
+        st.integers(0, 5),
+    ),
+    min_size=40,
+    max_size=120,
+)
+
+
+class Pair:
+    """Two lifecycles told the same history, one by plain calls, the other by facts."""
+
+    def __init__(self, flush_every: int, dwell: int, *, traced: bool) -> None:
+        stash = StashConfig(width=6, flush_every=flush_every, slice_width=2)
+        self.sinks = (ListSink(), ListSink()) if traced else (None, None)
+        self.plain, self.quick = (make(stash=stash, dwell=dwell, trace=sink) for sink in self.sinks)
+        self.load = LOW
+        self.ghosts = 0
+
+    def both(self, name: str, *args: object) -> None:
+        """The same call to both, with the same answer."""
+        answers = [getattr(lc, name)(*args) for lc in (self.plain, self.quick)]
+        assert answers[0] == answers[1]
+
+    def settle(self) -> None:
+        """Process the oldest result: told at once to one, put among the facts of the other."""
+        action = self.plain.ledger.next_action
+        if action is not None:
+            self.plain.settled(action, self.plain.rows)
+            self.quick.facts.append(action)
+
+    def step(self, missing: int = 0) -> None:
+        """One iteration that decodes, all rows but `missing`."""
+        while self.plain.ledger.in_flight > 1:
+            self.settle()
+        rows = self.plain.rows - missing
+        must_wait = self.plain.boundary(self.load)
+        if rows < 1:
+            assert self.quick.boundary(self.load) is must_wait
+            return
+        plan = self.quick.decide(self.load, rows)
+        assert plan.settle_first is must_wait
+        if must_wait:
+            while self.plain.ledger.in_flight:
+                self.settle()
+            plan = self.quick.decide(self.load, rows)
+            assert self.plain.boundary(self.load) is False
+        assert plan == self.plain.plan_decode(rows)
+        if plan.action is Action.RESEED:
+            self.both("reseeded")
+        self.plain.launched(plan.action, rows, plan)
+        self.quick.facts.append(plan)
+
+    def play(self, what: str, number: int) -> None:  # noqa: C901 -- one case a move
+        """One move of a random history."""
+        rid = f"r{number}"
+        match what:
+            case "step":
+                self.step()
+            case "absent" if self.plain.rows > 1:
+                self.step(missing=1)
+                self.both("left", next(iter(self.plain.ledger._base), "none"), Event.FINISHED)
+                self.both("left", next(iter(self.plain.ledger._lost), "none"), Event.FINISHED)
+            case "settle":
+                self.settle()
+            case "join" if rid not in self.plain.ledger:
+                self.both("joined", rid, 3)
+            case "leave":
+                self.both("left", rid, Event.ABORTED)
+            case "load":
+                self.load = (LOW, 5, HIGH)[number % 3]
+            case "pin":
+                for lifecycle in (self.plain, self.quick):
+                    lifecycle.pin = list(Pin)[number % 3]
+            case "fail" if self.plain.mode is Mode.RESEEDING:
+                self.both("reseed_failed", "by chance")
+            case "weights":
+                self.both("weights_changed")
+
+
+def kept(lifecycle: Lifecycle) -> dict[str, object]:
+    """What both ways must agree on."""
+    assert lifecycle.ledger is lifecycle._ledger, "reading counts the facts"
+    return snapshot(lifecycle) | {"checks": lifecycle.checks.evaluated("I7")}
+
+
+@settings(deadline=None)
+@given(STEPS, st.integers(0, 4), st.integers(0, 3), st.booleans())
+def test_facts_and_decide_equal_the_plain_calls(
+    steps: list[tuple[str, int]], flush_every: int, dwell: int, traced: bool
+) -> None:
+    """On random histories both ways reach the same state, plans and trace events."""
+    pair = Pair(flush_every, dwell, traced=traced)
+    for what, number in steps:
+        pair.play(what, number)
+        if number == 0:  # else facts pile up until the next call
+            assert kept(pair.quick) == kept(pair.plain)
+    assert kept(pair.quick) == kept(pair.plain)
+    if traced:
+        events = [
+            [line["event"] for line in sink.lines if line["kind"] == "event"]
+            for sink in pair.sinks
+            if sink is not None
+        ]
+        assert sorted(events[0]) == sorted(events[1])
+
+
+def test_ordinary_steps_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In SPEC and PLAIN an ordinary step goes through `decide` without any other plain call."""
+    for mode, plan in ((Mode.SPEC, SPECULATE), (Mode.PLAIN, PLAIN_STEP)):
+        lifecycle = in_mode(mode, rows=3, pin=Pin.AUTO)
+        load = LOW if mode is Mode.SPEC else HIGH
+        lifecycle.boundary(load)
+        for name in ("launched", "settled", "_learn", "_due"):
+            monkeypatch.setattr(lifecycle, name, None)
+        for _ in range(2):
+            assert lifecycle.decide(load, 3) is plan
+            lifecycle.facts.extend((plan, plan.action))
+        assert lifecycle.decide(load, 3) is plan
+        assert (lifecycle.facts, lifecycle.unsettled) == ([], 0)
+        monkeypatch.undo()
+
+
+def test_wrong_facts_are_refused_at_the_next_call() -> None:
+    """A plan of another mode and a result that is not due raise before anything is launched."""
+    lifecycle = in_mode(Mode.PLAIN)
+    lifecycle.facts.append(SPECULATE)
+    with pytest.raises(IllegalLaunch, match="does not belong here"):
+        lifecycle.decide(HIGH, 2)
+    lifecycle.facts.append(Action.RESEED)
+    with pytest.raises(IllegalEvent, match="launch order"):
+        lifecycle.left("r0", Event.FINISHED)
+    spec = in_mode(Mode.SPEC)
+    spec.facts.append(PLAIN_STEP)
+    with pytest.raises(IllegalLaunch):
+        spec.decide(LOW, 2)
+
+
+def test_decide_says_wait_while_a_result_is_in_flight() -> None:
+    """When the load rises with a result in flight, decide hands out the plan to settle first."""
+    lifecycle = make()
+    join(lifecycle, 2)
+    lifecycle.facts.append(lifecycle.decide(LOW, 2))
+    assert lifecycle.decide(HIGH, 2) is WAIT
+    assert WAIT.settle_first
+    settle(lifecycle)
+    assert lifecycle.decide(HIGH, 2) is PLAIN_STEP
+
+
+def test_lawful_facts_are_remembered_for_the_mode() -> None:
+    """A launch that passed is remembered by phase, a wrong one is not, a new mode forgets all."""
+    lifecycle = in_mode(Mode.SPEC, shape=CHAIN)
+    facts = (2, 2, 6, SpecInfo.DRAFT, Hidden.LAST, None)
+    assert lifecycle.lawful[Phase.DRAFT] is None
+    lifecycle.check_launch(Phase.DRAFT, *facts)
+    assert lifecycle.lawful[Phase.DRAFT] == facts
+    with pytest.raises(ShapeViolation):
+        lifecycle.check_launch(Phase.DRAFT, 2, 3, 6, SpecInfo.DRAFT, Hidden.LAST)
+    assert lifecycle.lawful[Phase.DRAFT] == facts
+    remembered = lifecycle.lawful
+    lifecycle.boundary(HIGH)
+    assert lifecycle.lawful is remembered
+    assert set(remembered) == {None}
+
+
+def test_nothing_is_remembered_while_tracing() -> None:
+    """With a trace every launch has to be told, so none is remembered."""
+    lifecycle = in_mode(Mode.SPEC, shape=TREE, trace=ListSink())
+    lifecycle.check_launch(Phase.VERIFY, 2, 32, 32, SpecInfo.VERIFY, Hidden.FULL)
+    assert set(lifecycle.lawful) == {None}
