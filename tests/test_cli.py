@@ -117,6 +117,15 @@ def test_threshold_at_the_cap_is_refused() -> None:
     assert "accepted are 1 to 15" in line
 
 
+def test_serve_without_sglang_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where SGLang is not installed, serve says how to install it."""
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    assert invoke(monkeypatch, "serve", "--spec-fsm-disable-above", "5") == 2
+    assert "pip install 'spec-fsm[sglang]'" in capsys.readouterr().err
+
+
 def test_cap_problem() -> None:
     """Below the cap there is no problem, nor before the cap is known."""
     assert running_cap.problem(15, 16) is None

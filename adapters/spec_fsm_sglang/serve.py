@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spec_fsm.errors import ConfigError
@@ -26,9 +27,11 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
     accelerator (or with `--device cpu`) the CPU reference operators stand in; `cpu_overlap`
     keeps overlap scheduling there, which SGLang would turn off.
 
-    Raises ConfigError for a threshold that the server's cap never lets be reached, and for
-    server kinds without SGLang's HTTP server.
+    Raises ConfigError where SGLang is not installed, for a threshold that the server's cap never
+    lets be reached, and for server kinds without SGLang's HTTP server.
     """
+    if find_spec("sglang") is None:
+        raise ConfigError("SGLang is not installed here: pip install 'spec-fsm[sglang]'")
     asked = flag_value(argv, "--max-running-requests")
     if config is not None and asked is not None and asked.isdecimal():
         # Known before SGLang is imported; what its own config file says comes later.
