@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from spec_fsm_sglang.reference import _load
 
 

@@ -21,6 +21,7 @@ SCENARIOS: dict[str, Callable[[Live], dict[str, Any]]] = {}
 
 
 def scenario(function: Callable[[Live], dict[str, Any]]) -> Callable[[Live], dict[str, Any]]:
+    """Makes `function` a scenario under its own name."""
     SCENARIOS[function.__name__] = function
     return function
 
@@ -54,21 +55,25 @@ class Live:
         self.prompts: dict[str, list[int]] = {}
 
     def prompt(self, low: int = 4, high: int = 20) -> list[int]:
+        """Random tokens, from `low` up to `high` of them."""
         return [self.random.randrange(3, 500) for _ in range(self.random.randrange(low, high))]
 
     def submit(self, max_new_tokens: int, prompt: list[int] | None = None, **kw: Any) -> str:
+        """Queues a request of the engine, and remembers its prompt."""
         prompt = self.prompt() if prompt is None else prompt
         rid = self.engine.submit(prompt, max_new_tokens=max_new_tokens, **kw)
         self.prompts[rid] = prompt
         return rid
 
     def step(self, times: int = 1) -> None:
+        """Iterations of the scheduler, noting the mode after each."""
         for _ in range(times):
             self.engine.step()
             if self.fsm is not None:
                 self.modes.append(self.fsm.lifecycle.mode.name)
 
     def finish(self, most: int = 3000) -> None:
+        """Steps until nothing runs."""
         for _ in range(most):
             if self.engine.idle:
                 return
@@ -306,6 +311,7 @@ def reseed_failure(live: Live) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Runs one scenario and writes its result."""
     name, config, target = sys.argv[1:]
     live = Live(json.loads(config))
     try:

@@ -19,10 +19,10 @@ class Launches:
         model = live.worker.target_worker.model_runner.model
         forward = model.forward
 
-        def counted(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kw: Any) -> Any:
+        def counted(input_ids: Any, positions: Any, forward_batch: Any, **kw: Any) -> Any:
             if forward_batch.forward_mode.is_decode():
                 self.count += 1
-            return forward(input_ids, positions, forward_batch, *args, **kw)
+            return forward(input_ids, positions, forward_batch, **kw)
 
         model.forward = counted
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+
 from live import CHAIN, run
 from spec_fsm_sglang import compat, plugin
 

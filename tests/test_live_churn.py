@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from live import CHAIN, TREE, run
 
 FSM = {"disable_above": 4, "enable_at": 3, "dwell": 2, "checks": True, "flush_every": 5}

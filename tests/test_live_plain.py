@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from live import CHAIN, TREE, run
 
 PLAIN = {"disable_above": 5, "checks": True, "pin": "plain"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from live import CHAIN, TREE, run
 
 SPEC = {"disable_above": 50, "dwell": 0, "checks": True}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from spec_fsm_sglang import ownership
-from spec_fsm_sglang.owners import Owner
 
 from spec_fsm import Mode, UnownedWrite
+from spec_fsm_sglang import ownership
+from spec_fsm_sglang.owners import Owner
 
 
 class Batch:

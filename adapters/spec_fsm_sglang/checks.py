@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from spec_fsm import Action, Mode, ShapeViolation
+from spec_fsm import Mode, ShapeViolation
 from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
@@ -107,18 +107,25 @@ class TensorChecks:
         pages = torch.unique(slots // scheduler.page_size)
         twice = slots.numel() - torch.unique(slots).numel()
         freed = int(torch.isin(pages, free).sum())
-        self._expect("I6", not twice and not freed, f"{twice} slots owned twice, {freed} pages free")
+        detail = f"{twice} slots owned twice, {freed} owned pages are free"
+        self._expect("I6", not twice and not freed, detail)
 
     def _ledger(self, req: Req) -> None:
-        """I8, I14, I19 for one request."""
-        lifecycle = self._lifecycle
+        """I5, I8 and I14 by the ledger's own audit, I14 on the device too, I19; for one request."""
+        lifecycle, kv = self._lifecycle, req.kv
         if req.rid not in lifecycle.ledger or req.finished():
             return
-        gap = lifecycle.ledger.settled_gap(req.rid)
-        if lifecycle.mode is Mode.SPEC and lifecycle.ledger.next_action in (None, Action.SPECULATE):
-            self._expect("I8", gap == 0, f"{req.rid}: {gap} positions without draft KV in SPEC")
-        if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING):
-            self._stash(req)
+        try:
+            row = lifecycle.audit(req.rid, kv.kv_committed_len, kv.kv_allocated_len)
+        except ShapeViolation:
+            if self._raises:
+                raise
+            return
+        if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING) and not row.lost:
+            # What the device holds is as of the launches, the row as of the settled results.
+            expected = row.committed + self._plain_in_flight - lifecycle.gap(req.rid)
+            covered = int(self._controller.worker.stash.covered[kv.req_pool_idx])
+            self._expect("I14", covered == expected, f"{row}: device {covered}, ledger {expected}")
         cursor = getattr(req.grammar, "accepted_tokens", None)
         if cursor is not None:
             self._expect(
@@ -126,22 +133,6 @@ class TensorChecks:
                 len(cursor) == len(req.output_ids),
                 f"{req.rid}: grammar at {len(cursor)}, {len(req.output_ids)} tokens committed",
             )
-
-    def _stash(self, req: Req) -> None:
-        """I14: what a flush and a seed will need is in the ring; the device agrees with the ledger."""
-        lifecycle, stash = self._lifecycle, self._controller.worker.stash
-        row = lifecycle.row(req.rid, req.kv.kv_committed_len, req.kv.kv_allocated_len)
-        if row.lost:
-            return
-        launched = row.committed + self._plain_in_flight
-        covered = int(stash.covered[req.kv.req_pool_idx])
-        expected = launched - lifecycle.gap(req.rid)
-        enough = row.seeded or row.stashed <= min(row.covered, row.committed - 1)
-        self._expect(
-            "I14",
-            enough and covered == expected,
-            f"{req.rid}: {row}, covered on the device {covered}, in the ledger {expected}",
-        )
 
     def _lengths(self, scheduler: Scheduler, running: ScheduleBatch) -> None:
         """I9: what attention will see is what was committed (plus a plain launch in flight)."""

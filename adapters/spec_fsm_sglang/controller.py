@@ -72,6 +72,8 @@ class Controller:
         self.worker = worker
         self.settle_first = False
         self.settled_first = False
+        self._next: Plan | None = None
+        self._drained = False
         self.settling_plain = False
         self.in_flight_at_drain = 0
         STRICT.mode_of = lambda: self.lifecycle.mode
@@ -95,13 +97,25 @@ class Controller:
         batch = plan.batch_to_run
         if batch is None:
             return
-        load = len(plan.running_batch.reqs)
-        if batch is not plan.running_batch and batch.forward_mode.is_extend():
-            load += len(batch.reqs) - (batch.chunked_req is not None)
+        lifecycle, load = self.lifecycle, len(plan.running_batch.reqs)
+        before = lifecycle.mode
+        if batch.forward_mode.is_decode():
+            self._next = lifecycle.decide(load, len(batch.reqs))
+            self.settle_first = self._next.settle_first
+        else:
+            if batch is not plan.running_batch:
+                load += len(batch.reqs) - (batch.chunked_req is not None)
+            self.settle_first = lifecycle.boundary(load)
+        if lifecycle.mode is not before:
+            self._changed(before)
+
+    def _changed(self, before: Mode) -> None:
+        """The mode is another one than `before` since the last look."""
         mode = self.lifecycle.mode
-        self.settle_first = self.lifecycle.boundary(load)
-        if mode is not Mode.DRAINING and self.lifecycle.mode is Mode.DRAINING:
+        if mode is Mode.DRAINING:
             self.in_flight_at_drain += self.lifecycle.unsettled
+        elif mode is Mode.PLAIN and before is not Mode.RESEEDING:
+            self._drained = True
 
     def must_settle_first(self, scheduler: Scheduler, batch: ScheduleBatch | None) -> bool:
         """Whether DRAINING wants the result in flight processed before `batch` is launched."""
@@ -128,9 +142,14 @@ class Controller:
     def plan_decode(self, batch: ScheduleBatch) -> Plan:
         """What this decode batch is to do. The first plan after a drain tells the stash."""
         self._check_relay(batch)
-        draining = self.lifecycle.mode is Mode.DRAINING
-        plan = self.lifecycle.plan_decode(len(batch.reqs))
-        if draining:
+        plan, self._next = self._next, None
+        if plan is None or plan.settle_first:
+            before = self.lifecycle.mode
+            plan = self.lifecycle.plan_decode(len(batch.reqs))
+            if self.lifecycle.mode is not before:
+                self._changed(before)
+        if self._drained:
+            self._drained = False
             self.worker.stash.joined(batch.req_pool_indices, batch.seq_lens)
         if self.checks is not None:
             self.checks.before_decode(batch, plan)
@@ -161,15 +180,22 @@ class Controller:
     def launched(self, batch: ScheduleBatch, plan: Plan, result: GenerationBatchResult) -> None:
         """The decode launch was issued; the result remembers of what kind it is."""
         result.spec_fsm_action = plan.action
-        self.lifecycle.launched(plan.action, len(batch.reqs), plan)
+        if self.tracing:
+            self.lifecycle.launched(plan.action, len(batch.reqs), plan)
+        else:
+            self.lifecycle.facts.append(plan)
 
     def settled(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
         """A decode result is on the host and about to be processed."""
         action: Action | None = getattr(result, "spec_fsm_action", None)
         if action is None:
             return
-        accepted = result.accept_lens.tolist() if self.tracing else None
-        self.lifecycle.settled(action, len(batch.reqs), accepted)
+        if self.tracing:
+            rids = [req.rid for req in batch.reqs]
+            accepted = result.accept_lens.tolist()
+            self.lifecycle.settled(action, len(rids), accepted, rids=rids)
+        else:
+            self.lifecycle.facts.append(action)
 
     # Membership
 
@@ -188,7 +214,7 @@ class Controller:
         keys a position by its own token and the next, since draft KV depends on both: n tokens
         name n - 1 positions. The page floor is SGLang's own, on the key.
         """
-        gap = self.lifecycle.ledger.settled_gap(req.rid)
+        gap = self.lifecycle.settled_gap(req.rid)
         covered = req.kv.kv_committed_len - gap
         allowed = up_to if gap == 0 else min(up_to, covered + boundary_tokens)
         if self.checks is not None:

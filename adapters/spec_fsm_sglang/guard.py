@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.spec_info import SpecInputType
 
 from spec_fsm import Hidden, Phase, SpecInfo
@@ -26,6 +26,7 @@ _SPEC_INFO = {
     SpecInputType.EAGLE_VERIFY: SpecInfo.VERIFY,
     SpecInputType.EAGLE_DRAFT_EXTEND: SpecInfo.DRAFT_EXTEND,
 }
+_HIDDEN = {mode: Hidden(mode.value) for mode in CaptureHiddenMode}
 _TARGET = {
     ForwardMode.DECODE: Phase.PLAIN_DECODE,
     ForwardMode.TARGET_VERIFY: Phase.VERIFY,
@@ -69,17 +70,20 @@ class LaunchGuard:
         self._check(phase, forward_batch, slots)
 
     def _check(self, phase: Phase, forward_batch: ForwardBatch, slots: int) -> None:
-        b = forward_batch.batch_size
-        tokens = _numel(forward_batch.input_ids)
-        self.lifecycle.check_launch(
-            phase,
+        lifecycle, b = self.lifecycle, forward_batch.batch_size
+        facts = (
             b,
-            tokens,
+            _numel(forward_batch.input_ids),
             slots,
             spec_info_of(forward_batch.spec_info),
-            Hidden(forward_batch.capture_hidden_mode.value),
-            width=self._num_draft_tokens if phase is Phase.SEED_EXTEND else None,
+            _HIDDEN[forward_batch.capture_hidden_mode],
+            self._num_draft_tokens if phase is Phase.SEED_EXTEND else None,
         )
+        # Most launches are like the last of their phase; only a new one asks the law.
+        if lifecycle.lawful[phase] == facts:
+            lifecycle.checks.launches += 1
+        else:
+            lifecycle.check_launch(phase, *facts)
 
 
 def spec_info_of(spec_info: Any) -> SpecInfo:

@@ -93,14 +93,18 @@ def resolve_spec_v2_tokens(
     return tokens
 
 
-def update_spec_metrics(original: Callable[..., None], reporter: Any, *args: Any, **kw: Any) -> None:
+def update_spec_metrics(
+    original: Callable[..., None], reporter: Any, *args: Any, **kw: Any
+) -> None:
     """Plain steps stay out of speculation's metrics: they would count as verify rounds."""
     controller = controller_of(reporter.scheduler.model_worker)
     if controller is None or not controller.settling_plain:
         original(reporter, *args, **kw)
 
 
-def report_decode_stats(original: Callable[..., None], reporter: Any, *args: Any, **kw: Any) -> None:
+def report_decode_stats(
+    original: Callable[..., None], reporter: Any, *args: Any, **kw: Any
+) -> None:
     """SGLang divides by the verify rounds since its last report; in PLAIN there may be none."""
     if controller_of(reporter.scheduler.model_worker) is None or reporter.spec_num_forward_ct > 0:
         original(reporter, *args, **kw)
@@ -122,7 +126,7 @@ def get_internal_state(result: Any, state: Any, *_args: Any, **_kwargs: Any) -> 
 
 
 def set_internal_state(original: Callable[..., Any], state: Any, recv_req: Any) -> Any:
-    """`/set_internal_state` with `{"server_args": {"spec_fsm_pin": 0|1|2}}` pins AUTO, SPEC, PLAIN."""
+    """`/set_internal_state` takes `spec_fsm_pin`: 0 AUTO, 1 SPEC, 2 PLAIN; the rest is SGLang's."""
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
     controller = controller_of(state.scheduler.model_worker)
@@ -202,7 +206,11 @@ HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     *((f"{_WEIGHTS}.{name}", weights_updated, HookType.AFTER) for name in WEIGHT_UPDATES),
     (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
     (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),
-    (f"{_TOKENIZER}._calculate_spec_decoding_metrics", calculate_spec_decoding_metrics, HookType.AFTER),
+    (
+        f"{_TOKENIZER}._calculate_spec_decoding_metrics",
+        calculate_spec_decoding_metrics,
+        HookType.AFTER,
+    ),
 )
 """Dotted target, hook, kind. `compat.SIGNATURES` says what each target must look like."""
 

@@ -1,4 +1,4 @@
-"""The writers of `spec_info`, `seq_lens` and `out_cache_loc`: SGLang 0.5.23's and ours, by function.
+"""Who writes `spec_info`, `seq_lens` and `out_cache_loc`: SGLang 0.5.23 and we, by function.
 
 Each entry was read in the source: what it writes, in which modes it may run, which launch it
 prepares (None: between launches) and which row of the lifecycle table that is. The number of

@@ -30,7 +30,7 @@ _GENERATED = "<string>"
 
 
 class Ownership:
-    """The strict mode of one process. `mode_of` tells the mode; None while there is no lifecycle."""
+    """The strict mode of one process. `mode_of` tells the mode, None without a lifecycle."""
 
     def __init__(self, owners: dict[tuple[str, str], Owner] = OWNERS) -> None:
         self._owners = owners
@@ -40,7 +40,7 @@ class Ownership:
 
     def install(self, batch_class: type) -> None:
         """From now on assignments to instances of `batch_class` are checked."""
-        plain_setattr = batch_class.__setattr__
+        plain_setattr: Any = batch_class.__setattr__
 
         def owned_setattr(batch: Any, name: str, value: Any) -> None:
             if name in FIELDS:

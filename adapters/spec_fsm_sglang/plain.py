@@ -93,7 +93,11 @@ def _no_verify_graph(runner: Any) -> Iterator[None]:
 
 
 def complete(
-    result: GenerationBatchResult, relay: EagleDraftInput, new_seq_lens: torch.Tensor, *, overlap: bool
+    result: GenerationBatchResult,
+    relay: EagleDraftInput,
+    new_seq_lens: torch.Tensor,
+    *,
+    overlap: bool,
 ) -> None:
     """Give a plain result the fields by which SGLang settles a speculative one.
 

@@ -54,7 +54,8 @@ def slots_of(
 ) -> torch.Tensor:
     """KV slots (int64, shaped like `positions` `[b, n]`) that the requests own at `positions`."""
     table = draft_worker.req_to_token_pool.req_to_token
-    return table[req_pool_indices.unsqueeze(1), positions].to(torch.int64)
+    slots: torch.Tensor = table[req_pool_indices.unsqueeze(1), positions].to(torch.int64)
+    return slots
 
 
 class BulkRebuild:
@@ -95,7 +96,7 @@ class BulkRebuild:
         hidden_states: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Write K and V for `[n]` positions; `hidden_states` is `[n, hidden_size]` of the target."""
+        """Write K and V at `[n]` positions; `hidden_states`: `[n, hidden_size]`, the target's."""
         layer = self._runner.model.model.layers[0]
         attention = layer.self_attn
         qkv, _ = attention.qkv_proj(self._attention_input(tokens, hidden_states))
@@ -217,7 +218,7 @@ def run_draft_extend(
         view.seq_lens_cpu = first.to("cpu")
         view.seq_lens_sum = int(view.seq_lens_cpu.sum())
     view.out_cache_loc = slots_of(draft_worker, rows, positions).reshape(-1)
-    draft_worker._draft_extend_for_decode(view, result)  # noqa: SLF001
+    draft_worker._draft_extend_for_decode(view, result)
     return result.next_draft_input
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from spec_fsm_sglang.worker import SpecFsmEagleWorker
 
 CALLS = (
+    "decide",
     "boundary",
     "plan_decode",
     "check_launch",
@@ -20,6 +21,7 @@ CALLS = (
     "joined",
     "chunked",
     "left",
+    "settled_gap",
     "reseeded",
     "reseed_failed",
 )

@@ -90,7 +90,8 @@ def _measure(engine: Engine, meter: Meter, b: int, mode: str) -> Row:
     while controller.lifecycle.rows < b or controller.lifecycle.mode.name != mode:
         engine.step()
     meter.take()
-    samples, started = [], time.perf_counter()
+    samples: list[float] = []
+    started = time.perf_counter()
     while len(samples) < STEPS[mode]:
         before = controller.lifecycle.mode
         engine.step()
