@@ -201,3 +201,32 @@ def test_nothing_is_remembered_while_tracing() -> None:
     lifecycle = in_mode(Mode.SPEC, shape=TREE, trace=ListSink())
     lifecycle.check_launch(Phase.VERIFY, 2, 32, 32, SpecInfo.VERIFY, Hidden.FULL)
     assert set(lifecycle.lawful) == {None}
+
+
+def test_facts_lose_rows_at_the_width_as_launches_do() -> None:
+    """Step by step to one past the stash width, the row is lost in the same step either way."""
+    stash = StashConfig(width=6, flush_every=0, slice_width=2)
+    plain, quick = (make(stash=stash, pin="PLAIN") for _ in range(2))
+    for lifecycle in (plain, quick):
+        join(lifecycle, 1)
+        lifecycle.boundary(HIGH)
+    for number in range(9):
+        plain.boundary(HIGH)
+        plan = plain.plan_decode(1)
+        assert quick.decide(HIGH, 1) == plan
+        plain.launched(plan.action, 1, plan)
+        quick.facts.append(plan)
+        assert kept(quick) == kept(plain)
+        assert quick.lost == (number >= 6)
+
+
+def test_decide_refuses_a_row_left_out_twice() -> None:
+    """A row that sat out a launch and is still here is refused by `decide` too, fewer or all."""
+    lifecycle = in_mode(Mode.PLAIN, rows=3)
+    lifecycle.boundary(HIGH)
+    lifecycle.facts.append(lifecycle.decide(HIGH, 2))
+    for rows in (2, 3):
+        with pytest.raises(IllegalLaunch, match="1 left out before"):
+            lifecycle.decide(HIGH, rows)
+    lifecycle.left("r2", Event.FINISHED)
+    assert lifecycle.decide(HIGH, 2) is PLAIN_STEP

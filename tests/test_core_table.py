@@ -26,19 +26,23 @@ def test_every_pair_is_an_edge_or_a_refusal() -> None:
 
 
 def test_the_edges_of_the_modes_are_the_plan_of_record() -> None:
-    """The mode events have exactly these targets; nothing else changes the mode but new weights."""
+    """The mode events have these targets and guards; else only new weights change the mode."""
     M, E = Mode, Event
     moving = {
-        (M.SPEC, E.LOAD_ROSE): M.DRAINING,
-        (M.DRAINING, E.DRAINED): M.PLAIN,
-        (M.DRAINING, E.LOAD_FELL): M.SPEC,
-        (M.PLAIN, E.LOAD_FELL): M.RESEEDING,
-        (M.RESEEDING, E.SLICE_DONE): M.RESEEDING,
-        (M.RESEEDING, E.RESEEDED): M.SPEC,
-        (M.RESEEDING, E.LOAD_ROSE): M.PLAIN,
-        (M.RESEEDING, E.RESEED_FAILED): M.PLAIN,
+        (M.SPEC, E.LOAD_ROSE): (M.DRAINING, ("DWELL_OVER",)),
+        (M.DRAINING, E.DRAINED): (M.PLAIN, ("NOTHING_UNSETTLED",)),
+        (M.DRAINING, E.LOAD_FELL): (M.SPEC, ()),
+        (M.PLAIN, E.LOAD_FELL): (M.RESEEDING, ("DWELL_OVER", "REBUILDABLE")),
+        (M.RESEEDING, E.SLICE_DONE): (M.RESEEDING, ("REACHES_OLDEST",)),
+        (M.RESEEDING, E.RESEEDED): (M.SPEC, ("REST_FITS",)),
+        (M.RESEEDING, E.LOAD_ROSE): (M.PLAIN, ()),
+        (M.RESEEDING, E.RESEED_FAILED): (M.PLAIN, ()),
     }
-    found = {key: edge.target for key, edge in EDGE_OF.items() if edge.event in MODE_EVENTS}
+    found = {
+        key: (edge.target, edge.guards)
+        for key, edge in EDGE_OF.items()
+        if edge.event in MODE_EVENTS
+    }
     assert found == moving
     others = {e for e in EDGES if e.event in LEDGER_EVENTS and e.source is not e.target}
     assert others == {EDGE_OF[M.RESEEDING, E.WEIGHTS_CHANGED]}
