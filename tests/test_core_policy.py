@@ -172,6 +172,37 @@ def test_failed_reseeds_back_off_twice_as_long_each_time() -> None:
     assert lifecycle.policy.waiting == 2
 
 
+@pytest.mark.parametrize("pin", Pin)
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(("dwell", "backoff"), [(0, 0), (2, 0), (0, 2)])
+def test_calm_is_exactly_where_the_policy_has_nothing_to_say(
+    mode: Mode, pin: Pin, dwell: int, backoff: int
+) -> None:
+    """Within calm no event is due and nothing is counted; with nothing to count, and SPEC or
+    PLAIN standing as it should, every load at which no event is due is within calm."""
+    for load in range(12):
+        policy = Policy(PolicyConfig(8, 5, pin=pin))
+        policy._dwell, policy._backoff = dwell, backoff
+        low, high = policy.calm(mode)
+        event = policy.event(mode, load)
+        counted = (policy._dwell, policy._backoff) != (dwell, backoff)
+        if low <= load <= high:
+            assert event is None
+            assert not counted
+        elif mode in (Mode.SPEC, Mode.PLAIN):
+            assert event is not None or counted
+
+
+def test_a_pin_is_seen_at_the_next_boundary_of_a_calm_server() -> None:
+    """Many boundaries with nothing to do, then a pin: the next boundary acts on it."""
+    lifecycle = in_mode(Mode.SPEC)
+    for _ in range(5):
+        lifecycle.boundary(LOW)
+    lifecycle.pin = Pin.PLAIN
+    lifecycle.boundary(LOW)
+    assert lifecycle.mode is Mode.DRAINING
+
+
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.tuples(st.sampled_from(Mode), st.integers(0, 12)), max_size=60), st.booleans())
 def test_the_policy_only_asks_for_edges(history: list[tuple[Mode, int]], pinned: bool) -> None:
