@@ -8,6 +8,7 @@ from spec_fsm._figures import Figures
 from spec_fsm._rules import Arg
 from spec_fsm.errors import ConfigError
 from spec_fsm.modes import LEAVING, Event
+from spec_fsm.plan import PLAIN_STEP
 
 if TYPE_CHECKING:
     from spec_fsm.laws import Shape
@@ -35,21 +36,27 @@ class Reports(Figures):
         Call it before the first decode launch that holds the row, with no plain launch between.
         committed: positions of the prompt.  Raises IllegalEvent if `rid` is here already.
         """
-        self._new_row(rid, Event.PREFILLED)
-        self.ledger.join(rid)
-        self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+        if not self.ledger.join(rid):
+            self._refuse(Event.PREFILLED, f"row {rid!r} joined already")
+        self._one_row(1)
+        if self._trace is not None:
+            self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+
+    def _one_row(self, change: int) -> None:
+        """A row more or less leaves a steady PLAIN steady: its batches have that row too."""
+        steady = self.steady
+        if steady.plan is PLAIN_STEP:
+            steady.rows_lo += change
+            steady.rows_hi += change
 
     def chunked(self, rid: str, length: int) -> None:
         """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.
 
         Raises IllegalEvent if `rid` decodes already.
         """
-        self._new_row(rid, Event.PREFILLED_CHUNK)
-        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, "committed": length})
-
-    def _new_row(self, rid: str, event: Event) -> None:
         if rid in self.ledger:
-            self._refuse(event, f"row {rid!r} joined already")
+            self._refuse(Event.PREFILLED_CHUNK, f"row {rid!r} joined already")
+        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, "committed": length})
 
     def left(self, rid: str, event: Event) -> int:
         """FINISHED, RETRACTED or ABORTED: forget `rid`; returns its committed - covered.
@@ -60,10 +67,14 @@ class Reports(Figures):
         if event not in LEAVING:
             msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
             raise ConfigError(msg)
-        known = rid in self.ledger  # before the count: reading the ledger may reset it
-        self._departed += known
-        gap = self.ledger.leave(rid)
-        self._event_line(event, self.mode, {"rid": rid, "gap": gap})
+        ledger = self.ledger
+        rows = ledger.rows
+        gap = ledger.leave(rid)
+        if ledger.rows < rows:
+            self._departed += 1
+            self._one_row(-1)
+        if self._trace is not None:
+            self._event_line(event, self.mode, {"rid": rid, "gap": gap})
         return gap
 
     def noted(self, event: Event, batch: int) -> None:

@@ -13,7 +13,7 @@ from spec_fsm.ledger import Ledger
 from spec_fsm.machine import ModeMachine
 from spec_fsm.modes import Action, Event, Mode, Phase
 from spec_fsm.ops import INT
-from spec_fsm.policy import NOWHERE
+from spec_fsm.plan import Steady
 from spec_fsm.trace import Tracer
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ class TableRunner:
         self.stash = stash
         self.mode = Mode.SPEC
         self._ledger = Ledger(stash.width)
-        self.facts: list[Plan | Action] = []
-        """The quick way to report: append a Plan when its launch was issued, and its Action when
-        its result was processed, in that order of events.  They are counted at the next call."""
+        self.steady = Steady()
+        """What `decide` hands out without looking further.  An engine that was handed a plan by
+        `decide` reports the result of a launch whose action is `steady.action` by adding one to
+        `steady.processed`, any other by `settled`."""
         self.lawful: list[tuple[object, ...] | None] = [None] * len(Phase)
         """By phase, the facts `check_launch` last passed in this mode, its arguments without the
         phase, `width` always among them.  A launch with equal facts is lawful too; who compares by
@@ -49,21 +50,20 @@ class TableRunner:
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
         self._machine = ModeMachine()
-        self._calm = NOWHERE
-        """Loads at which no boundary has anything to do, see `Policy.calm`."""
         self._trace = None if trace is None else Tracer(trace)
         if self._trace is not None:
             self._trace.start(shape, policy.config, stash)
 
     @property
     def ledger(self) -> Ledger:
-        """The figures of the rows, with every fact reported so far counted."""
-        if self.facts:
-            self._learn()
+        """The figures of the rows, with every launch and result so far counted."""
+        steady = self.steady
+        if steady.issued or steady.processed:
+            self._count(steady)
         return self._ledger
 
-    def _learn(self) -> None:
-        """Count the reported facts one by one; `Lifecycle` has the calls for it."""
+    def _count(self, steady: Steady) -> None:
+        """Count what `steady` collected; `Lifecycle` knows how."""
 
     def state(self) -> State:
         """The shared counters, as the table's guards and effects read them."""
@@ -95,7 +95,7 @@ class TableRunner:
         if edge.target is not edge.source:
             self.mode = self._machine.fire(edge.event)
             self.policy.fired(edge.event, edge.target)
-            self._calm = NOWHERE
+            self.steady.left = 0
             self.lawful[:] = [None] * len(Phase)
             self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
         self.ledger.take(state)

@@ -233,12 +233,15 @@ class Ledger:
 
     # -- membership -----------------------------------------------------------------------
 
-    def join(self, rid: str) -> None:
-        """`rid` finished its prefill: complete and seeded as of now."""
+    def join(self, rid: str) -> bool:
+        """`rid` finished its prefill: complete and seeded now; False if it is here already."""
+        if rid in self._base or rid in self._lost:
+            return False
         if not self._base:
             self.floor = self.t_launched
         self._base[rid] = self.t_launched
         self.rows += 1
+        return True
 
     def leave(self, rid: str) -> int:
         """Forget `rid`; returns its settled gap, 0 if it never joined."""

@@ -19,10 +19,9 @@ guards and effects.
 
 The same iteration, the quick way, for an engine in which every call counts::
 
-    plan = decide(load, rows)           # counts the facts, then boundary and plan_decode
+    plan = decide(load, rows)           # boundary, plan_decode and launched
     (compare a launch with lawful[phase] first; call check_launch where it differs)
-    facts.append(plan)                  # launched
-    facts.append(plan.action)           # settled
+    steady.processed += 1               # settled, if the result's action is steady.action
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from spec_fsm._table import EDGE_OF
 from spec_fsm.errors import IllegalLaunch
 from spec_fsm.launch_laws import Launch, fixed_laws, violation
 from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
-from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig
+from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig, Steady
 from spec_fsm.policy import NOWHERE, Policy, as_pin
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
+_SPELL = 64  # speculative steps after which a steady server is looked at again
 _RESULT = (Event.SETTLED, Event.DECODED, Event.SETTLED)  # by action
 
 
@@ -65,8 +65,10 @@ class Lifecycle(Reports):
         self.held = ""
         """The guard that keeps a change that is due from being made, or empty."""
         self._told = ""  # the guard the trace told of last, not to repeat it at each boundary
+        # Loads at which no boundary has anything to do, see `Policy.calm`; nowhere in DRAINING and
+        # RESEEDING, and SPEC and PLAIN are left by a boundary alone, so modes need not reset it.
+        self._calm = NOWHERE
         self._sat_out = 0  # rows that joined and were not in the last launch, see `plan_decode`
-        self._planned = 0  # rows of the newest plan
         self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
         self._periodic = Plan(_ACT_PLAIN, _PLAIN, flush_upper=stash.flush_every)
@@ -82,6 +84,7 @@ class Lifecycle(Reports):
     def pin(self, value: Pin) -> None:
         self.policy.pin = as_pin(value)
         self._calm = NOWHERE
+        self.steady.left = 0
 
     # -- the mode, once an iteration ------------------------------------------------------
 
@@ -122,33 +125,49 @@ class Lifecycle(Reports):
         self._told = guard
 
     def decide(self, load: int, rows: int) -> Plan:
-        """`boundary` and `plan_decode` in one call, for an iteration that decodes.
+        """`boundary`, `plan_decode` and `launched` in one call, for an iteration that decodes.
 
-        Where `boundary` says to wait, a plan with `settle_first` comes back: process every result
-        in flight and ask again.  With `facts` and `lawful` this is the only call of an ordinary
-        step: what a call costs a server is mostly fetching its code and data from memory anew.
+        The plan that comes back counts as launched, but for two: where `boundary` says to wait,
+        one with `settle_first` (process every result in flight and ask again), and a RESEED,
+        which the engine may still fail to carry out (`reseeded` and `launched`, or
+        `reseed_failed` and ask again).  Raises what the three raise.
         """
-        if self.facts and (self._trace is not None or not self._count_ordinary()):
-            self._learn()
-        calm = self._calm
-        if not calm[0] <= load <= calm[1]:
-            return WAIT if self.boundary(load) else self.plan_decode(rows)
-        if self._trace is not None:
-            return self.plan_decode(rows)
-        self._planned = rows
-        if self.mode is _SPEC:
-            return SPECULATE
-        # Calm is SPEC or PLAIN.  What is out of the ordinary here is for `plan_decode` to say.
-        ledger = self._ledger
+        steady = self.steady
         if (
-            rows != ledger.rows
-            or rows < 1
-            or self._sat_out
-            or ledger.t_launched - ledger.floor + 1 >= self._flush_at
+            steady.left > 0
+            and steady.lo <= load <= steady.hi
+            and steady.rows_lo <= rows <= steady.rows_hi
         ):
-            return self.plan_decode(rows)
-        self.checks.plans += 1
-        return PLAIN_STEP
+            steady.left -= 1
+            steady.issued += 1
+            return steady.plan
+        return self._decide(load, rows)
+
+    def _decide(self, load: int, rows: int) -> Plan:
+        if self.boundary(load):
+            return WAIT
+        plan = self.plan_decode(rows)
+        if plan.action is not _ACT_RESEED:
+            self.launched(plan.action, rows, plan)
+            self._settle_down(rows)
+        return plan
+
+    def _settle_down(self, rows: int) -> None:
+        """Say for how long nothing will have to be asked, if nothing happens."""
+        ledger, steady = self.ledger, self.steady
+        steady.left = 0
+        if self._trace is not None:
+            return
+        steady.lo, steady.hi = self._calm
+        if self.mode is _SPEC:
+            steady.plan, steady.action, steady.left = SPECULATE, _ACT_SPECULATE, _SPELL
+            steady.rows_lo, steady.rows_hi = 1, _NEVER
+        elif self.mode is _PLAIN:
+            steady.plan, steady.action = PLAIN_STEP, _ACT_PLAIN
+            # One step short of the next flush, and none that would lose a row.
+            until_flush = min(self._flush_at - 1, ledger.width) - ledger.max_gap
+            steady.left = 0 if self._sat_out or rows != ledger.rows else until_flush
+            steady.rows_lo = steady.rows_hi = rows
 
     def plan_decode(self, rows: int) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
@@ -160,7 +179,6 @@ class Lifecycle(Reports):
         (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`) if it leaves before the next.
         """
         plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative(rows)
-        self._planned = rows
         if self._trace is not None:
             self._trace.plan(plan, rows)
         return plan
@@ -296,43 +314,20 @@ class Lifecycle(Reports):
                 fields["rids"] = list(rids)
             self._event_line(_RESULT[action], self.mode, fields)
 
-    def _count_ordinary(self) -> bool:
-        """Count facts of steps without a flush or a reseed; False if other ones are left.
-
-        Flat, for speed: `_learn` does the same through `launched` and `settled`, which refuse
-        what is wrong (a test holds one against the other).
-        """
-        ledger, mode, facts = self._ledger, self.mode, self.facts
-        count = 0
-        for fact in facts:
-            if fact is SPECULATE and mode is _SPEC:
-                ledger.unsettled += 1
-            elif fact is PLAIN_STEP and mode is _PLAIN:
-                if ledger.t_launched - ledger.floor >= ledger.width or self._planned < ledger.rows:
-                    break
-                ledger.t_launched += 1
-            elif fact is _ACT_PLAIN and ledger.t_settled < ledger.t_launched and not ledger.points:
-                ledger.t_settled += 1
-                count += 1
-                continue
-            elif fact is _ACT_SPECULATE and ledger.settle(_ACT_SPECULATE):
-                count += 1
-                continue
-            else:
-                break
+    def _count(self, steady: Steady) -> None:
+        issued, processed, action = steady.issued, steady.processed, steady.action
+        steady.issued = steady.processed = 0
+        ledger = self._ledger
+        if issued:
             self._departed = self._sat_out = 0
-            count += 1
-        del facts[:count]
-        return not facts
-
-    def _learn(self) -> None:
-        pending = self.facts[:]
-        self.facts.clear()
-        for fact in pending:
-            if isinstance(fact, Plan):
-                self.launched(fact.action, self._planned, fact)
+            if action is _ACT_PLAIN:
+                ledger.t_launched += issued
+                self.checks.plans += issued
             else:
-                self.settled(fact, self._planned)
+                ledger.unsettled += issued
+        for _ in range(processed):
+            if action is None or not ledger.settle(action):
+                self._refuse(_RESULT[action or 0], "results come in launch order")
 
 
 __all__ = ["Lifecycle", "Plan", "StashConfig"]

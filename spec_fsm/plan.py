@@ -48,9 +48,29 @@ class StashConfig:
         whole("slice_width", self.slice_width, 2)
 
 
+class Steady:
+    """What the next decode batches do as long as nothing happens, as data in one place.
+
+    `plan` holds for `left` more of them, while the load is `lo` to `hi` and the batch has
+    `rows_lo` to `rows_hi` rows.  `issued` counts those handed out, `processed` the results of
+    `action` the engine reported by adding to it; both since the ledger last counted them.  One
+    small object, because what a step costs is mostly fetching what it reads from memory anew.
+    """
+
+    __slots__ = (
+        "action", "hi", "issued", "left", "lo", "plan", "processed", "rows_hi", "rows_lo",
+    )
+
+    def __init__(self) -> None:
+        self.action: Action | None = None
+        self.plan = SPECULATE
+        self.left = self.issued = self.processed = 0
+        self.lo = self.hi = self.rows_lo = self.rows_hi = 0
+
+
 # Most steps carry no flush; their plans are made once.
 SPECULATE = Plan(Action.SPECULATE, Mode.SPEC)
 PLAIN_STEP = Plan(Action.PLAIN, Mode.PLAIN)
 WAIT = Plan(Action.PLAIN, Mode.DRAINING, settle_first=True)
 
-__all__ = ["PLAIN_STEP", "SPECULATE", "WAIT", "Plan", "StashConfig"]
+__all__ = ["PLAIN_STEP", "SPECULATE", "WAIT", "Plan", "StashConfig", "Steady"]

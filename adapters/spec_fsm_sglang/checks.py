@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from spec_fsm import Mode, ShapeViolation
+from spec_fsm import Action, Mode, ShapeViolation
 from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ class TensorChecks:
                 f"sum {batch.seq_lens_sum}",
             )
         tokens = batch.spec_info.bonus_tokens.tolist()
-        settled = not self._lifecycle.unsettled and not self._plain_in_flight
+        # A plan counts as launched once decided, but for a reseed.
+        in_flight = self._lifecycle.ledger.in_flight - (plan.action is not Action.RESEED)
+        settled = in_flight == 0
         for req, token in zip(batch.reqs, tokens, strict=True):
             last = req.output_ids[-1] if settled and req.output_ids else token
             self._expect(

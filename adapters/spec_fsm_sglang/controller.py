@@ -73,6 +73,8 @@ class Controller:
         self.settle_first = False
         self.settled_first = False
         self._next: Plan | None = None
+        self._load = 0
+        self._leaving: Req | None = None
         self._drained = False
         self.settling_plain = False
         self.in_flight_at_drain = 0
@@ -100,14 +102,24 @@ class Controller:
         lifecycle, load = self.lifecycle, len(plan.running_batch.reqs)
         before = lifecycle.mode
         if batch.forward_mode.is_decode():
-            self._next = lifecycle.decide(load, len(batch.reqs))
+            self._load = load
+            self._next = self._decide(len(batch.reqs))
             self.settle_first = self._next.settle_first
-        else:
-            if batch is not plan.running_batch:
-                load += len(batch.reqs) - (batch.chunked_req is not None)
-            self.settle_first = lifecycle.boundary(load)
+            return
+        if batch is not plan.running_batch:
+            load += len(batch.reqs) - (batch.chunked_req is not None)
+        self.settle_first = lifecycle.boundary(load)
         if lifecycle.mode is not before:
             self._changed(before)
+
+    def _decide(self, rows: int) -> Plan:
+        """The plan of a decode batch of `rows` rows under the load last seen."""
+        lifecycle = self.lifecycle
+        before = lifecycle.mode
+        plan = lifecycle.decide(self._load, rows)
+        if lifecycle.mode is not before:
+            self._changed(before)
+        return plan
 
     def _changed(self, before: Mode) -> None:
         """The mode is another one than `before` since the last look."""
@@ -144,10 +156,7 @@ class Controller:
         self._check_relay(batch)
         plan, self._next = self._next, None
         if plan is None or plan.settle_first:
-            before = self.lifecycle.mode
-            plan = self.lifecycle.plan_decode(len(batch.reqs))
-            if self.lifecycle.mode is not before:
-                self._changed(before)
+            plan = self._decide(len(batch.reqs))
         if self._drained:
             self._drained = False
             self.worker.stash.joined(batch.req_pool_indices, batch.seq_lens)
@@ -180,22 +189,24 @@ class Controller:
     def launched(self, batch: ScheduleBatch, plan: Plan, result: GenerationBatchResult) -> None:
         """The decode launch was issued; the result remembers of what kind it is."""
         result.spec_fsm_action = plan.action
-        if self.tracing:
+        if plan.action is Action.RESEED:
+            # Every other plan counted as launched when it was decided.
             self.lifecycle.launched(plan.action, len(batch.reqs), plan)
-        else:
-            self.lifecycle.facts.append(plan)
 
     def settled(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
         """A decode result is on the host and about to be processed."""
         action: Action | None = getattr(result, "spec_fsm_action", None)
         if action is None:
             return
-        if self.tracing:
+        steady = self.lifecycle.steady
+        if action is steady.action:
+            steady.processed += 1
+        elif self.tracing:
             rids = [req.rid for req in batch.reqs]
             accepted = result.accept_lens.tolist()
             self.lifecycle.settled(action, len(rids), accepted, rids=rids)
         else:
-            self.lifecycle.facts.append(action)
+            self.lifecycle.settled(action, len(batch.reqs))
 
     # Membership
 
@@ -214,7 +225,9 @@ class Controller:
         keys a position by its own token and the next, since draft KV depends on both: n tokens
         name n - 1 positions. The page floor is SGLang's own, on the key.
         """
-        gap = self.lifecycle.settled_gap(req.rid)
+        gap = 0
+        if req.finished():
+            gap, self._leaving = self._forget(req), req
         covered = req.kv.kv_committed_len - gap
         allowed = up_to if gap == 0 else min(up_to, covered + boundary_tokens)
         if self.checks is not None:
@@ -222,14 +235,20 @@ class Controller:
         return allowed
 
     def left(self, req: Req) -> None:
-        """The request gave its KV row back."""
-        if req.is_retracted:
+        """The request gave its KV row back, with or without a cache insert before."""
+        if req is not self._leaving:
+            self._forget(req)
+        self._leaving = None
+
+    def _forget(self, req: Req) -> int:
+        """Take a request off the ledger; returns how far its draft KV is behind, in positions."""
+        if not req.finished():
             event = Event.RETRACTED
         elif type(req.finished_reason).__name__ == "FINISH_ABORT":
             event = Event.ABORTED
         else:
             event = Event.FINISHED
-        self.lifecycle.left(req.rid, event)
+        return self.lifecycle.left(req.rid, event)
 
     # Reseeding
 
