@@ -4,7 +4,7 @@
 
 Each step makes the calls an engine makes in a scheduler iteration that changes no mode and no
 membership (PLAIN includes the steps that carry a flush), once by the plain calls and once the
-quick way: facts appended, launches compared with the remembered ones, one `decide`.
+quick way: launches compared with the remembered ones, one `decide`, results counted.
 
 The steps come one after the other, so code and data stay in the caches.  In a server they do not:
 there a call costs several times as much, however little it does, which is what the quick way is
@@ -90,15 +90,17 @@ def plain_step(lifecycle: Lifecycle, b: int) -> None:
 
 
 def quick_step(lifecycle: Lifecycle, b: int) -> None:
-    """The same step by one `decide`; its facts wait for the next one."""
+    """The same step by one `decide`, its result by a count."""
     plan = lifecycle.decide(b, b)
     for phase, facts in LAUNCHES[plan.action]:
         if lifecycle.lawful[phase] == (b, *(n * b for n in facts[:2]), *facts[2:], None):
             lifecycle.checks.launches += 1
         else:
             lifecycle.check_launch(phase, b, facts[0] * b, facts[1] * b, *facts[2:])
-    lifecycle.facts.append(plan)
-    lifecycle.facts.append(plan.action)
+    if plan.action is lifecycle.steady.action:
+        lifecycle.steady.processed += 1
+    else:
+        lifecycle.settled(plan.action, b)
 
 
 def empty_step(_lifecycle: Lifecycle, _b: int) -> None:

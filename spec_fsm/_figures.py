@@ -42,13 +42,6 @@ class Figures(TableRunner):
         """Positions of `rid` without draft KV, launches in flight included; 0 if unknown."""
         return self.ledger.gap(rid)
 
-    def settled_gap(self, rid: str) -> int:
-        """committed - covered of `rid`, counting settled launches only; 0 if unknown.
-
-        What a leaving row's prefix-cache insert is cut by (I15), and what `left` returns.
-        """
-        return self.ledger.settled_gap(rid)
-
     def seeded(self, rid: str) -> bool:
         """Whether the seed of `rid` is that of its last position; False if unknown."""
         return self.ledger.seeded(rid)
