@@ -15,7 +15,8 @@ demo: env ## the main job on a real server; report in demo-report/
 	@.venv/bin/spec-fsm demo
 
 test: lint ## lint, types and every test, with branch coverage of spec_fsm/ held at 100 %
-	@$(RUN) pytest --cov --cov-report=term --cov-fail-under=100 $(ARGS_PYTEST)
+	@OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --cov --cov-report=term \
+	  --cov-fail-under=100 $(ARGS_PYTEST)
 
 run: env ## the spec-fsm command: make run ARGS="serve --help"
 	@.venv/bin/spec-fsm $(ARGS)
