@@ -11,6 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from spec_fsm import (
@@ -65,7 +66,9 @@ class Controller:
             flush_every=config.flush_every,
             slice_width=min(config.slice_width(), config.stash_width),
         )
-        sink = None if config.trace is None else FileSink(config.trace)
+        # Ranks decide the same (I11); one of them tells.
+        trace = config.trace if get_parallel().tp_rank == 0 else None
+        sink = None if trace is None else FileSink(trace)
         self.enable_at = policy.enable_threshold
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.tracing = sink is not None

@@ -70,13 +70,17 @@ class Engine:
         max_running_requests: int = 64,
         max_total_tokens: int = 65536,
         chunked_prefill_size: int | None = None,
+        device: str = "cpu",
         **server_args: Any,
     ) -> None:
-        """Builds the scheduler (about 3 s); `server_args` are further fields of `ServerArgs`."""
+        """Builds the scheduler (about 3 s); `server_args` are further fields of `ServerArgs`.
+
+        On the CPU the reference operators stand in; on another `device` SGLang chooses its own.
+        """
         args: dict[str, Any] = {
             "model_path": str(model),
             "skip_tokenizer_init": True,
-            **cpu_server.as_fields(),
+            **(cpu_server.as_fields() if device == "cpu" else {"device": device}),
             "dtype": "float32",
             "page_size": page_size,
             "disable_overlap_schedule": not overlap,
@@ -278,9 +282,10 @@ class _SteppedLoop:
 
 
 def _build_scheduler(args: dict[str, Any], *, overlap: bool) -> Any:
-    cpu_server.prepare()
-    if overlap:
-        cpu_server.force_overlap()
+    if args["device"] == "cpu":
+        cpu_server.prepare()
+        if overlap:
+            cpu_server.force_overlap()
 
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.plugins import load_plugins

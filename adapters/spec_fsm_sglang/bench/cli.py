@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from spec_fsm.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Measure the adapter in the real engine.")
 
@@ -44,6 +49,115 @@ def _show(found: dict[str, Any], console: Console) -> None:
         table.add_column(column, justify="right")
     for row in found["results"]:
         table.add_row(*(str(value) for value in row.values()))
+    console.print(table)
+
+
+@app.command()
+def acceptance(  # noqa: PLR0913 -- one parameter a flag
+    spec: Annotated[
+        list[str] | None,
+        typer.Option(help="STEPS/TOPK/DRAFT_TOKENS, any number of times.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns`; the shipped MT-bench if not given.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    draft: Annotated[Path | None, typer.Option(help="Another EAGLE-3 head.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Another target; needs --draft.")] = None,
+    device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
+    reference: Annotated[
+        bool, typer.Option(help="Compare with outputs without speculation.")
+    ] = True,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many drafts are accepted over a file of prompts, greedily, and equal outputs.
+
+    Exit code 1 when an fp32 output differs from that without speculation.
+    """
+    from spec_fsm_sglang.bench.acceptance import Setup, measure
+
+    setup = Setup(
+        specs=tuple(dict.fromkeys(spec or ("3/1/4", "2/4/16"))),
+        prompts=prompts,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        model=model,
+        draft=draft,
+        device=device,
+        reference=reference,
+        server_args=dict(_field(text) for text in server_arg or ()),
+    )
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        found = measure(setup, _Runs(console, bar))
+    _show_acceptance(found, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(found))
+    unequal = [r["spec"] for r in found["results"] if _breaks(r)]
+    if unequal:
+        print(f"spec-fsm: fp32 outputs differ with {', '.join(unequal)}", file=sys.stderr)
+    raise typer.Exit(1 if unequal else 0)
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"--server-arg {text}: accepted is FIELD=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _breaks(result: dict[str, Any]) -> bool:
+    # In bf16 another batch shape moves logits by more than a near tie allows.
+    return result["dtype"] == "float32" and bool(result.get("outputs_different"))
+
+
+class _Runs:
+    """A bar for each run, and a line when it ends for who reads a file instead."""
+
+    def __init__(self, console: Console, bar: Progress) -> None:
+        self._console, self._bar = console, bar
+        self._tasks: dict[str, Any] = {}
+        self._started = 0.0
+
+    def __call__(self, spec: str, done: int, total: int) -> None:
+        if spec not in self._tasks:
+            self._tasks[spec] = self._bar.add_task(spec, total=total)
+            self._started = time.monotonic()
+        self._bar.update(self._tasks[spec], completed=done)
+        if done == total or (not self._console.is_terminal and done % 10 == 0):
+            seconds = time.monotonic() - self._started
+            self._console.print(f"{spec}: {done} of {total} prompts, {seconds:.0f} s")
+
+
+def _show_acceptance(found: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"accept length, at most {found['max_new_tokens']} new tokens, greedy")
+    for column in ("spec", "accept length", "rounds with 0, 1, ... drafts accepted",
+                   "P(at least 1, 2, ...)", "distinct 4-grams", "prompts", "tokens", "setting",
+                   "equal / near tie / different"):  # fmt: skip
+        table.add_column(column, justify="right")
+    plain = [found["reference"]] if "reference" in found else []
+    for row in [*plain, *found["results"]]:
+        verdicts = [str(row.get(f"outputs_{k}", "–")) for k in ("equal", "near_tie", "different")]
+        table.add_row(
+            row["spec"],
+            f"{row['accept_length']:.2f}" if "accept_length" in row else "–",
+            " ".join(map(str, row.get("histogram", "–"))),
+            " ".join(f"{share:.2f}" for share in row.get("by_position", ())) or "–",
+            f"{row['distinct_4grams']:.2f}",
+            str(row["prompts"]),
+            str(row["tokens"]),
+            f"{row['device']} {row['dtype']}",
+            " / ".join(verdicts),
+        )
     console.print(table)
 
 

@@ -60,7 +60,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "seconds": (run.course.ended_ns - run.course.phases[0][1]) / NS,
         "phases": _phases(run),
         "switches": _switches(run),
-        "unequal": _unequal(comparisons),
+        "unequal": unequal(comparisons),
     }
     summary["conditions"] = conditions(summary)
     summary["passed"] = all(condition["holds"] for condition in summary["conditions"])
@@ -148,7 +148,8 @@ def _switches(run: Run) -> list[dict[str, Any]]:
     return found
 
 
-def _unequal(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
+def unequal(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
+    """Where each output that is not equal differs, and by how little."""
     return [
         {
             "request": rid,
@@ -162,4 +163,4 @@ def _unequal(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
     ]
 
 
-__all__ = ["NOT_ON_CPU", "Run", "conditions", "summarise"]
+__all__ = ["NOT_ON_CPU", "Run", "conditions", "summarise", "unequal"]

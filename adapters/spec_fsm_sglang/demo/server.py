@@ -60,8 +60,8 @@ def running(flags: Sequence[str], log: Path) -> Iterator[Server]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
-            env=_environment(),
+            preexec_fn=end_with_parent,
+            env=environment(),
         )
     server = Server(f"http://127.0.0.1:{port}", process)
     try:
@@ -71,7 +71,7 @@ def running(flags: Sequence[str], log: Path) -> Iterator[Server]:
         server.stop()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, with half the cores for tensor work unless it says how many.
 
     Operators on few rows are short. With a thread on every core each of them waits for whatever
@@ -81,8 +81,8 @@ def _environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), **os.environ}
 
 
-def _end_with_parent() -> None:
-    """Linux sends SIGTERM when the demo dies, so that a killed one leaves no server behind."""
+def end_with_parent() -> None:
+    """Linux sends SIGTERM when its parent dies, so that a killed one leaves no process behind."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
@@ -112,4 +112,4 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-__all__ = ["Server", "ServerFailed", "running", "tail"]
+__all__ = ["Server", "ServerFailed", "end_with_parent", "environment", "running", "tail"]

@@ -77,12 +77,19 @@ def read_prompts(folder: Path, tokenizer: Any) -> dict[str, list[int]]:
     prompts = {}
     for line in (folder / "mt_bench.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        chat = [{"role": "user", "content": row["turns"][0]}]
-        encoded = tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-        prompts[f"q{row['question_id']}"] = list(encoded["input_ids"])
+        prompts[f"q{row['question_id']}"] = chat_ids(row["turns"][0], tokenizer)
     return prompts
 
 
-__all__ = ["PHASES", "Job", "Phase", "read_prompts"]
+def chat_ids(text: str, tokenizer: Any) -> list[int]:
+    """Token ids of `text` as a user's only message, up to where the model's answer begins."""
+    encoded = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+    )
+    return list(encoded["input_ids"])
+
+
+__all__ = ["PHASES", "Job", "Phase", "chat_ids", "read_prompts"]
