@@ -59,7 +59,7 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
         typer.Option(help="STEPS/TOPK/DRAFT_TOKENS, any number of times.", show_default=False),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `turns`; the shipped MT-bench if not given.")
+        Path | None, typer.Option(help="JSON lines with `turns`; by default MT-bench.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
@@ -93,9 +93,11 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
         server_args=dict(_field(text) for text in server_arg or ()),
     )
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
-        found = measure(setup, _Runs(console, bar))
+    runs = _Runs(console)
+    try:
+        found = measure(setup, runs)
+    finally:
+        runs.stop()
     _show_acceptance(found, Console(stderr=as_json))
     if as_json:
         print(json.dumps(found))
@@ -123,13 +125,21 @@ def _breaks(result: dict[str, Any]) -> bool:
 class _Runs:
     """A bar for each run, and a line when it ends for who reads a file instead."""
 
-    def __init__(self, console: Console, bar: Progress) -> None:
-        self._console, self._bar = console, bar
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=console)
         self._tasks: dict[str, Any] = {}
         self._started = 0.0
 
+    def stop(self) -> None:
+        """Leaves the bars as they are, if there are any."""
+        if self._tasks:
+            self._bar.stop()
+
     def __call__(self, spec: str, done: int, total: int) -> None:
         if spec not in self._tasks:
+            self._bar.start()  # only here, so that a refusal stays one line
             self._tasks[spec] = self._bar.add_task(spec, total=total)
             self._started = time.monotonic()
         self._bar.update(self._tasks[spec], completed=done)
@@ -139,26 +149,30 @@ class _Runs:
 
 
 def _show_acceptance(found: dict[str, Any], console: Console) -> None:
-    table = Table(title=f"accept length, at most {found['max_new_tokens']} new tokens, greedy")
-    for column in ("spec", "accept length", "rounds with 0, 1, ... drafts accepted",
-                   "P(at least 1, 2, ...)", "distinct 4-grams", "prompts", "tokens", "setting",
-                   "equal / near tie / different"):  # fmt: skip
+    console.print(f"{found['asked']}, at most {found['max_new_tokens']} new tokens")
+    console.print("accept length: tokens a round, accepted drafts and the bonus token")
+    steps = max((len(row["by_position"]) for row in found["results"]), default=0)
+    table = Table(caption="rounds, share of them: with j drafts accepted, with at least j")
+    for column in ("spec", "accept length", *(f"{j}" for j in range(steps + 1)),
+                   *(f"≥{j}" for j in range(1, steps + 1)), "distinct 4-grams"):  # fmt: skip
         table.add_column(column, justify="right")
-    plain = [found["reference"]] if "reference" in found else []
-    for row in [*plain, *found["results"]]:
-        verdicts = [str(row.get(f"outputs_{k}", "–")) for k in ("equal", "near_tie", "different")]
-        table.add_row(
-            row["spec"],
-            f"{row['accept_length']:.2f}" if "accept_length" in row else "–",
-            " ".join(map(str, row.get("histogram", "–"))),
-            " ".join(f"{share:.2f}" for share in row.get("by_position", ())) or "–",
-            f"{row['distinct_4grams']:.2f}",
-            str(row["prompts"]),
-            str(row["tokens"]),
-            f"{row['device']} {row['dtype']}",
-            " / ".join(verdicts),
-        )
+    for row in found["results"]:
+        length, shares = f"{row['accept_length']:.2f}", [f"{p:.2f}" for p in row["by_position"]]
+        counts = [str(count) for count in row["histogram"]]
+        pad = [""] * (steps - len(shares))
+        distinct = f"{row['distinct_4grams']:.2f}"
+        table.add_row(row["spec"], length, *counts, *pad, *shares, *pad, distinct)
+    if "reference" in found:
+        blank = [""] * (2 * steps + 2)
+        table.add_row("none", *blank, f"{found['reference']['distinct_4grams']:.2f}")
     console.print(table)
+    for row in found["results"]:
+        line = f"{row['spec']}: {row['prompts']} prompts, {row['tokens']} tokens, "
+        line += f"{row['device']} {row['dtype']}"
+        if "outputs_equal" in row:
+            line += f"; against no speculation {row['outputs_equal']} equal, "
+            line += f"{row['outputs_near_tie']} near ties, {row['outputs_different']} different"
+        console.print(line, soft_wrap=True)
 
 
 __all__ = ["app"]
