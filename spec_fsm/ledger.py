@@ -309,6 +309,24 @@ class Ledger:
             self.f_settled = self._seed_settled = self._seed_launched
         return True
 
+    def settle_many(self, action: Action, count: int) -> bool:
+        """The `count` oldest results were processed; False, doing nothing, unless of `action`.
+
+        action: PLAIN or SPECULATE; a launch that reseeded is settled by itself.
+        """
+        plain = self.t_launched - self.t_settled
+        if action is _PLAIN:
+            if count > plain:
+                return False
+            self.t_settled += count
+            while self.points and self.points[0][0] <= self.t_settled:
+                self.f_settled = self.points.popleft()[1]
+            return True
+        if plain or self.reseeds or count > self.unsettled:
+            return False
+        self.unsettled -= count
+        return True
+
     def _settle_plain(self) -> bool:
         self.t_settled += 1
         if self.points and self.points[0][0] <= self.t_settled:

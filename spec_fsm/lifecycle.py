@@ -325,9 +325,8 @@ class Lifecycle(Reports):
                 self.checks.plans += issued
             else:
                 ledger.unsettled += issued
-        for _ in range(processed):
-            if action is None or not ledger.settle(action):
-                self._refuse(_RESULT[action or 0], "results come in launch order")
+        if processed and not (action is not None and ledger.settle_many(action, processed)):
+            self._refuse(_RESULT[action or 0], "results come in launch order")
 
 
 __all__ = ["Lifecycle", "Plan", "StashConfig"]

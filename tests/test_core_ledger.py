@@ -453,3 +453,42 @@ def test_audit_raises_on_a_row_out_of_its_reserve() -> None:
         lifecycle.audit("r0", 6, 5)
     assert lifecycle.checks.violations == {"I5": 1}
     assert lifecycle.checks.evaluated("I8") == 1
+
+
+@pytest.mark.parametrize("action", [Action.PLAIN, Action.SPECULATE])
+def test_settling_many_is_settling_each(action: Action) -> None:
+    """n results at once leave the ledger as n single ones, flush points included."""
+
+    def with_flights() -> Ledger:
+        ledger = Ledger(8)
+        ledger.join("a")
+        for _ in range(3):
+            if action is Action.PLAIN:
+                ledger.launch_plain()
+                ledger.flush(1)
+            else:
+                ledger.launch_speculative(action)
+        return ledger
+
+    one, many = with_flights(), with_flights()
+    assert one.settle(action)
+    assert one.settle(action)
+    assert many.settle_many(action, 2)
+    assert one.state(4, 0) == many.state(4, 0)
+    assert list(one.points) == list(many.points)
+
+
+def test_settling_many_out_of_order_does_nothing() -> None:
+    """More results than are in flight, or behind a plain or a reseeding launch, are refused."""
+    ledger = Ledger(8)
+    ledger.join("a")
+    ledger.launch_plain()
+    for action, count in ((Action.PLAIN, 2), (Action.SPECULATE, 1)):
+        assert not ledger.settle_many(action, count)
+    assert ledger.settle_many(Action.PLAIN, 1)
+    ledger.launch_speculative(Action.RESEED)
+    assert not ledger.settle_many(Action.SPECULATE, 1)
+    assert ledger.settle(Action.RESEED)
+    ledger.launch_speculative(Action.SPECULATE)
+    assert not ledger.settle_many(Action.SPECULATE, 2)
+    assert ledger.unsettled == 1
