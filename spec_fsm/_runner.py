@@ -9,9 +9,10 @@ from spec_fsm._rules import EFFECTS, GUARDS, Arg, State
 from spec_fsm._table import EDGE_OF, REFUSALS, Edge
 from spec_fsm.errors import IllegalEvent, SpecFsmError
 from spec_fsm.invariants import Checks
+from spec_fsm.launch_laws import NO_LAWS, fixed_laws
 from spec_fsm.ledger import Ledger
 from spec_fsm.machine import ModeMachine
-from spec_fsm.modes import Action, Event, Mode, Phase
+from spec_fsm.modes import Action, Event, Mode
 from spec_fsm.ops import INT
 from spec_fsm.plan import Steady
 from spec_fsm.trace import Tracer
@@ -42,10 +43,12 @@ class TableRunner:
         """What `decide` hands out without looking further.  An engine that was handed a plan by
         `decide` reports the result of a launch whose action is `steady.action` by adding one to
         `steady.processed`, any other by `settled`."""
-        self.lawful: list[tuple[object, ...] | None] = [None] * len(Phase)
-        """By phase, the facts `check_launch` last passed in this mode, its arguments without the
-        phase, `width` always among them.  A launch with equal facts is lawful too; who compares by
-        himself adds one to `checks.launches`.  None while tracing."""
+        self._laws = fixed_laws(shape)
+        self.laws = NO_LAWS if trace is not None else self._laws[self.mode]
+        """By phase, the law of a launch in this mode: class of `spec_info`, hidden capture, tokens
+        a row, slots a row, other slots a row.  Who holds a launch of b > 0 rows against it by
+        himself adds one to `checks.launches`, and calls `check_launch` where it differs or there
+        is None: while tracing, in modes without such launches, where rows are ragged."""
         self.checks = Checks()
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
@@ -95,8 +98,9 @@ class TableRunner:
         if edge.target is not edge.source:
             self.mode = self._machine.fire(edge.event)
             self.policy.fired(edge.event, edge.target)
-            self.steady.left = 0
-            self.lawful[:] = [None] * len(Phase)
+            self.steady.left = -1
+            if self._trace is None:
+                self.laws = self._laws[self.mode]
             self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
         self.ledger.take(state)
         self._event_line(edge.event, edge.source, fields)

@@ -91,4 +91,6 @@ def violation(mode: Mode, launch: Launch, shape: laws.Shape) -> ShapeViolation |
     return None
 
 
-__all__ = ["FIXED_WIDTH", "FixedLaw", "Launch", "fixed_laws", "violation"]
+NO_LAWS: tuple[FixedLaw | None, ...] = (None,) * len(Phase)
+
+__all__ = ["FIXED_WIDTH", "NO_LAWS", "FixedLaw", "Launch", "fixed_laws", "violation"]

@@ -245,13 +245,18 @@ class Ledger:
 
     def leave(self, rid: str) -> int:
         """Forget `rid`; returns its settled gap, 0 if it never joined."""
-        gap = self.settled_gap(rid)
-        if self._base.pop(rid, None) is not None:
-            self.rows -= 1
+        base = self._base.pop(rid, None)
+        if base is None:
+            gap = self.settled_gap(rid)
+            if self._lost.pop(rid, None) is not None:
+                self.rows -= 1
+            return gap
+        self.rows -= 1
+        if base <= self.floor:  # only then it may have been the oldest
             self._find_floor()
-        elif self._lost.pop(rid, None) is not None:
-            self.rows -= 1
-        return gap
+        point = self.f_settled
+        gap = self.t_settled - (base if base > point else point)
+        return gap if gap > 0 else 0
 
     def _find_floor(self) -> None:
         for base in self._base.values():

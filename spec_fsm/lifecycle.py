@@ -20,7 +20,7 @@ guards and effects.
 The same iteration, the quick way, for an engine in which every call counts::
 
     plan = decide(load, rows)           # boundary, plan_decode and launched
-    (compare a launch with lawful[phase] first; call check_launch where it differs)
+    (hold a launch against laws[phase] first; call check_launch where it differs)
     steady.processed += 1               # settled, if the result's action is steady.action
 """
 
@@ -32,7 +32,7 @@ from spec_fsm._reports import Reports
 from spec_fsm._runner import NO_ARG
 from spec_fsm._table import EDGE_OF
 from spec_fsm.errors import IllegalLaunch
-from spec_fsm.launch_laws import Launch, fixed_laws, violation
+from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
 from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig, Steady
 from spec_fsm.policy import NOWHERE, Policy, as_pin
@@ -69,7 +69,6 @@ class Lifecycle(Reports):
         # RESEEDING, and SPEC and PLAIN are left by a boundary alone, so modes need not reset it.
         self._calm = NOWHERE
         self._sat_out = 0  # rows that joined and were not in the last launch, see `plan_decode`
-        self._laws = fixed_laws(shape)
         self._flush_at = stash.flush_every or _NEVER
         self._periodic = Plan(_ACT_PLAIN, _PLAIN, flush_upper=stash.flush_every)
 
@@ -84,7 +83,7 @@ class Lifecycle(Reports):
     def pin(self, value: Pin) -> None:
         self.policy.pin = as_pin(value)
         self._calm = NOWHERE
-        self.steady.left = 0
+        self.steady.left = -1
 
     # -- the mode, once an iteration ------------------------------------------------------
 
@@ -144,6 +143,15 @@ class Lifecycle(Reports):
         return self._decide(load, rows)
 
     def _decide(self, load: int, rows: int) -> Plan:
+        steady = self.steady
+        if (
+            steady.left == 0
+            and steady.flush is not None
+            and steady.lo <= load <= steady.hi
+            and steady.rows_lo <= rows <= steady.rows_hi
+            and self.ledger.max_gap + 1 == self._flush_at  # not if the oldest row has left
+        ):
+            return self._flush_step(steady)
         if self.boundary(load):
             return WAIT
         plan = self.plan_decode(rows)
@@ -152,21 +160,32 @@ class Lifecycle(Reports):
             self._settle_down(rows)
         return plan
 
+    def _flush_step(self, steady: Steady) -> Plan:
+        """The periodic flush of a steady PLAIN, which stays steady."""
+        ledger = self._ledger
+        self._departed = self._sat_out = 0
+        self.checks.plans += 1
+        ledger.launch_plain()
+        ledger.flush(0)
+        steady.left = self._flush_at - 1
+        return self._periodic
+
     def _settle_down(self, rows: int) -> None:
         """Say for how long nothing will have to be asked, if nothing happens."""
         ledger, steady = self.ledger, self.steady
-        steady.left = 0
+        steady.left = -1
         if self._trace is not None:
             return
         steady.lo, steady.hi = self._calm
         if self.mode is _SPEC:
             steady.plan, steady.action, steady.left = SPECULATE, _ACT_SPECULATE, _SPELL
-            steady.rows_lo, steady.rows_hi = 1, _NEVER
+            steady.rows_lo, steady.rows_hi, steady.flush = 1, _NEVER, None
         elif self.mode is _PLAIN:
             steady.plan, steady.action = PLAIN_STEP, _ACT_PLAIN
-            # One step short of the next flush, and none that would lose a row.
+            # Up to the next flush, and no step that would lose a row.
             until_flush = min(self._flush_at - 1, ledger.width) - ledger.max_gap
-            steady.left = 0 if self._sat_out or rows != ledger.rows else until_flush
+            steady.left = -1 if self._sat_out or rows != ledger.rows else until_flush
+            steady.flush = self._periodic if self.stash.flush_every else None
             steady.rows_lo = steady.rows_hi = rows
 
     def plan_decode(self, rows: int) -> Plan:
@@ -252,9 +271,7 @@ class Lifecycle(Reports):
             error = violation(self.mode, launch, self.shape)
             if error is not None:
                 self._violated(error)
-        if self._trace is None:
-            self.lawful[phase] = (b, tokens, slots, spec_info, hidden, width)
-        else:
+        if self._trace is not None:
             launch = Launch(phase, b, tokens, slots, spec_info, hidden, width)
             self._trace.launch(self.mode, launch)
 

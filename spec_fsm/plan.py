@@ -52,19 +52,22 @@ class Steady:
     """What the next decode batches do as long as nothing happens, as data in one place.
 
     `plan` holds for `left` more of them, while the load is `lo` to `hi` and the batch has
-    `rows_lo` to `rows_hi` rows.  `issued` counts those handed out, `processed` the results of
+    `rows_lo` to `rows_hi` rows; at 0 `flush`, if there is one, is due; below 0 nothing holds.
+    `issued` counts those handed out, `processed` the results of
     `action` the engine reported by adding to it; both since the ledger last counted them.  One
     small object, because what a step costs is mostly fetching what it reads from memory anew.
     """
 
     __slots__ = (
-        "action", "hi", "issued", "left", "lo", "plan", "processed", "rows_hi", "rows_lo",
+        "action", "flush", "hi", "issued", "left", "lo", "plan", "processed", "rows_hi", "rows_lo",
     )
 
     def __init__(self) -> None:
         self.action: Action | None = None
         self.plan = SPECULATE
-        self.left = self.issued = self.processed = 0
+        self.flush: Plan | None = None
+        self.left = -1
+        self.issued = self.processed = 0
         self.lo = self.hi = self.rows_lo = self.rows_hi = 0
 
 

@@ -208,27 +208,48 @@ def test_decide_says_wait_while_a_result_is_in_flight() -> None:
     assert lifecycle.decide(HIGH, 2) is PLAIN_STEP
 
 
-def test_lawful_facts_are_remembered_for_the_mode() -> None:
-    """A launch that passed is remembered by phase, a wrong one is not, a new mode forgets all."""
+def test_the_laws_of_the_mode_are_data() -> None:
+    """`laws` holds what check_launch accepts, and follows the mode."""
     lifecycle = in_mode(Mode.SPEC, shape=CHAIN)
-    facts = (2, 2, 6, SpecInfo.DRAFT, Hidden.LAST, None)
-    assert lifecycle.lawful[Phase.DRAFT] is None
-    lifecycle.check_launch(Phase.DRAFT, *facts)
-    assert lifecycle.lawful[Phase.DRAFT] == facts
+    law = lifecycle.laws[Phase.DRAFT]
+    assert law is not None
+    info, hidden, tokens, slots, window = law
+    for owned in (slots, window):
+        lifecycle.check_launch(Phase.DRAFT, 2, 2 * tokens, 2 * owned, info, hidden)
     with pytest.raises(ShapeViolation):
-        lifecycle.check_launch(Phase.DRAFT, 2, 3, 6, SpecInfo.DRAFT, Hidden.LAST)
-    assert lifecycle.lawful[Phase.DRAFT] == facts
-    remembered = lifecycle.lawful
+        lifecycle.check_launch(Phase.DRAFT, 2, 2 * tokens + 1, 2 * slots, info, hidden)
+    assert lifecycle.laws[Phase.PLAIN_DECODE] is None
     lifecycle.boundary(HIGH)
-    assert lifecycle.lawful is remembered
-    assert set(remembered) == {None}
+    assert lifecycle.laws[Phase.DRAFT] is None
 
 
-def test_nothing_is_remembered_while_tracing() -> None:
-    """With a trace every launch has to be told, so none is remembered."""
+def test_there_are_no_laws_to_compare_while_tracing() -> None:
+    """With a trace every launch has to be told, in every mode."""
     lifecycle = in_mode(Mode.SPEC, shape=TREE, trace=ListSink())
     lifecycle.check_launch(Phase.VERIFY, 2, 32, 32, SpecInfo.VERIFY, Hidden.FULL)
-    assert set(lifecycle.lawful) == {None}
+    assert set(lifecycle.laws) == {None}
+    lifecycle.boundary(HIGH)
+    assert set(lifecycle.laws) == {None}
+
+
+def test_a_periodic_flush_leaves_plain_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a steady PLAIN every flush_every-th step flushes, without a look at anything else."""
+    stash = StashConfig(width=8, flush_every=3, slice_width=2)
+    lifecycle = in_mode(Mode.PLAIN, rows=2, stash=stash)
+    while lifecycle.decide(HIGH, 2).flush_upper == 0:
+        pass
+    for name in ("boundary", "plan_decode", "launched"):
+        monkeypatch.setattr(lifecycle, name, None)
+    flushes = [lifecycle.decide(HIGH, 2).flush_upper for _ in range(9)]
+    assert flushes == [0, 0, 3] * 3
+    assert lifecycle.max_gap == 0
+
+
+def test_slices_of_reseeding_are_decided_one_by_one() -> None:
+    """Nothing is steady while a gap is rebuilt: each step carries its own slice."""
+    lifecycle = in_mode(Mode.RESEEDING, rows=2)
+    assert lifecycle.decide(LOW, 2).flush_lower > 0
+    assert lifecycle.steady.left == -1
 
 
 def test_decide_loses_rows_at_the_width_as_launches_do() -> None:

@@ -71,19 +71,21 @@ class LaunchGuard:
 
     def _check(self, phase: Phase, forward_batch: ForwardBatch, slots: int) -> None:
         lifecycle, b = self.lifecycle, forward_batch.batch_size
-        facts = (
-            b,
-            _numel(forward_batch.input_ids),
-            slots,
-            spec_info_of(forward_batch.spec_info),
-            _HIDDEN[forward_batch.capture_hidden_mode],
-            self._num_draft_tokens if phase is Phase.SEED_EXTEND else None,
-        )
-        # Most launches are like the last of their phase; only a new one asks the law.
-        if lifecycle.lawful[phase] == facts:
+        tokens = _numel(forward_batch.input_ids)
+        spec_info = spec_info_of(forward_batch.spec_info)
+        hidden = _HIDDEN[forward_batch.capture_hidden_mode]
+        law = lifecycle.laws[phase]
+        if (
+            law is not None
+            and spec_info is law[0]
+            and hidden is law[1]
+            and tokens == law[2] * b
+            and (slots == law[3] * b or slots == law[4] * b)
+        ):
             lifecycle.checks.launches += 1
-        else:
-            lifecycle.check_launch(phase, *facts)
+            return
+        width = self._num_draft_tokens if phase is Phase.SEED_EXTEND else None
+        lifecycle.check_launch(phase, b, tokens, slots, spec_info, hidden, width)
 
 
 def spec_info_of(spec_info: Any) -> SpecInfo:

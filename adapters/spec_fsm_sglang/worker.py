@@ -133,19 +133,14 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     def _flush(
         self, fsm: Controller, batch: ScheduleBatch, committed: torch.Tensor, plan: Plan
     ) -> None:
-        """Write the planned ages of missing draft KV, if this mode allows it."""
-        positions = (plan.flush_upper - plan.flush_lower) * len(batch.reqs)
-        if positions == 0:
+        """Write the planned ages of missing draft KV. The matrix is asked where checks are on."""
+        rows, ages = len(batch.reqs), plan.flush_upper - plan.flush_lower
+        if ages == 0:
             return
-        fsm.lifecycle.check_launch(
-            Phase.FLUSH,
-            len(batch.reqs),
-            positions,
-            positions,
-            SpecInfo.NONE,
-            Hidden.NULL,
-            width=positions,
-        )
+        if fsm.checks is not None:
+            sizes = (rows, rows * ages, rows * ages)
+            none = (SpecInfo.NONE, Hidden.NULL)
+            fsm.lifecycle.check_launch(Phase.FLUSH, *sizes, *none, width=rows * ages)
         self.rebuild.flush(batch, committed, plan.flush_upper, plan.flush_lower)
 
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
