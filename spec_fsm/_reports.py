@@ -73,6 +73,8 @@ class Reports(Figures):
         if ledger.rows < rows:
             self._departed += 1
             self._one_row(-1)
+            if self.steady.absent:
+                self.steady.absent -= 1
         if self._trace is not None:
             self._event_line(event, self.mode, {"rid": rid, "gap": gap})
         return gap

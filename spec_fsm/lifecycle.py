@@ -136,6 +136,7 @@ class Lifecycle(Reports):
             steady.left > 0
             and steady.lo <= load <= steady.hi
             and steady.rows_lo <= rows <= steady.rows_hi
+            and not steady.absent
         ):
             steady.left -= 1
             steady.issued += 1
@@ -144,14 +145,16 @@ class Lifecycle(Reports):
 
     def _decide(self, load: int, rows: int) -> Plan:
         steady = self.steady
-        if (
-            steady.left == 0
-            and steady.flush is not None
-            and steady.lo <= load <= steady.hi
-            and steady.rows_lo <= rows <= steady.rows_hi
-            and self.ledger.max_gap + 1 == self._flush_at  # not if the oldest row has left
-        ):
-            return self._flush_step(steady)
+        if steady.left >= 0 and steady.lo <= load <= steady.hi and not steady.absent:
+            if steady.left > 0:
+                if 0 < rows < steady.rows_lo:
+                    return self._short_step(steady, rows)
+            elif (
+                steady.flush is not None
+                and steady.rows_lo <= rows <= steady.rows_hi
+                and self.ledger.max_gap + 1 == self._flush_at  # not if the oldest row has left
+            ):
+                return self._flush_step(steady)
         if self.boundary(load):
             return WAIT
         plan = self.plan_decode(rows)
@@ -159,6 +162,16 @@ class Lifecycle(Reports):
             self.launched(plan.action, rows, plan)
             self._settle_down(rows)
         return plan
+
+    def _short_step(self, steady: Steady, rows: int) -> Plan:
+        """A step of a steady PLAIN that rows sit out whose last token is in flight."""
+        ledger = self.ledger
+        self._departed, self._sat_out = 0, steady.rows_lo - rows
+        steady.absent = self._sat_out
+        self.checks.plans += 1
+        ledger.launch_plain()
+        steady.left -= 1
+        return PLAIN_STEP
 
     def _flush_step(self, steady: Steady) -> Plan:
         """The periodic flush of a steady PLAIN, which stays steady."""
@@ -173,7 +186,7 @@ class Lifecycle(Reports):
     def _settle_down(self, rows: int) -> None:
         """Say for how long nothing will have to be asked, if nothing happens."""
         ledger, steady = self.ledger, self.steady
-        steady.left = -1
+        steady.left, steady.absent = -1, 0
         if self._trace is not None:
             return
         steady.lo, steady.hi = self._calm

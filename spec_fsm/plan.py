@@ -53,13 +53,15 @@ class Steady:
 
     `plan` holds for `left` more of them, while the load is `lo` to `hi` and the batch has
     `rows_lo` to `rows_hi` rows; at 0 `flush`, if there is one, is due; below 0 nothing holds.
-    `issued` counts those handed out, `processed` the results of
-    `action` the engine reported by adding to it; both since the ledger last counted them.  One
-    small object, because what a step costs is mostly fetching what it reads from memory anew.
+    `absent` rows sat the last launch out and have not left yet.  `issued` counts the plans handed
+    out, `processed` the results of `action` the engine reported by adding to it; both since the
+    ledger last counted them.  One small object, because what a step costs is mostly fetching what
+    it reads from memory anew.
     """
 
     __slots__ = (
-        "action", "flush", "hi", "issued", "left", "lo", "plan", "processed", "rows_hi", "rows_lo",
+        "absent", "action", "flush", "hi", "issued", "left", "lo", "plan", "processed", "rows_hi",
+        "rows_lo",
     )
 
     def __init__(self) -> None:
@@ -67,7 +69,7 @@ class Steady:
         self.plan = SPECULATE
         self.flush: Plan | None = None
         self.left = -1
-        self.issued = self.processed = 0
+        self.issued = self.processed = self.absent = 0
         self.lo = self.hi = self.rows_lo = self.rows_hi = 0
 
 

@@ -245,6 +245,28 @@ def test_a_periodic_flush_leaves_plain_steady(monkeypatch: pytest.MonkeyPatch) -
     assert lifecycle.max_gap == 0
 
 
+def test_a_row_that_sits_out_leaves_plain_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose last token is in flight misses a step and leaves: no look at anything else."""
+    stash = StashConfig(width=8, flush_every=7, slice_width=2)
+    lifecycle = in_mode(Mode.PLAIN, rows=3, stash=stash)
+    while lifecycle.decide(HIGH, 3).flush_upper == 0:
+        pass
+    for name in ("boundary", "plan_decode", "launched"):
+        monkeypatch.setattr(lifecycle, name, None)
+    assert lifecycle.decide(HIGH, 2) is PLAIN_STEP
+    lifecycle.left("r1", Event.FINISHED)
+    assert lifecycle.decide(HIGH, 2) is PLAIN_STEP
+    assert lifecycle.max_gap == 2
+
+
+def test_a_stranger_in_a_steady_batch_is_refused() -> None:
+    """More rows than joined: the quick way hands it on, and it is refused as I7."""
+    lifecycle = in_mode(Mode.PLAIN, rows=3)
+    lifecycle.decide(HIGH, 3)
+    with pytest.raises(IllegalLaunch, match="breaks I7"):
+        lifecycle.decide(HIGH, 4)
+
+
 def test_slices_of_reseeding_are_decided_one_by_one() -> None:
     """Nothing is steady while a gap is rebuilt: each step carries its own slice."""
     lifecycle = in_mode(Mode.RESEEDING, rows=2)
