@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ from spec_fsm_sglang.bench.acceptance import (
 )
 from spec_fsm_sglang.bench.generate import Answer, EngineFailed, Task, answers
 from spec_fsm_sglang.demo.compare import Reference
+from spec_fsm_sglang.demo.run import HEAD
+
+CLONE = Path(__file__).resolve().parent.parent
+needs_sglang = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
 
 
 def answer(
@@ -152,6 +157,7 @@ def test_shipped_prompts_are_all_of_mt_bench() -> None:
     assert len(texts) == len(set(texts)) == 80
 
 
+@needs_sglang
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -165,7 +171,6 @@ def test_shipped_prompts_are_all_of_mt_bench() -> None:
 )
 def test_refusals_are_one_line(arguments: tuple[str, ...], words: str) -> None:
     """The command refuses bad input before an engine starts: one line, exit code 2."""
-    pytest.importorskip("sglang")
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"spec-fsm: error: {words}")
@@ -173,17 +178,31 @@ def test_refusals_are_one_line(arguments: tuple[str, ...], words: str) -> None:
     assert done.stdout == ""
 
 
+def test_model_card_shows_the_recorded_run() -> None:
+    """The card's table is the JSON of the run over all 80 prompts, which meets its bar."""
+    card = (assets.folder(HEAD) / "README.md").read_text()
+    found = json.loads((CLONE / "bench" / "results" / "acceptance-cpu-fp32.json").read_text())
+    assert [result["spec"] for result in found["results"]] == ["3/1/4", "2/4/16"]
+    for result in found["results"]:
+        counts = ", ".join(map(str, result["histogram"]))
+        shares = ", ".join(f"{share:.2f}" for share in result["by_position"])
+        length = f"{result['accept_length']:.2f}"
+        assert f"| {result['spec']} | {length} | {counts} | {shares} | 80 of 80 |" in card
+        assert result["accept_length"] >= 2.2
+        assert result["outputs_equal"] == result["prompts"] == 80
+
+
+@needs_sglang
 def test_a_broken_engine_says_why(tmp_path: Path) -> None:
     """When the engine's process dies, the error ends with what it said."""
-    pytest.importorskip("sglang")
     task = Task(str(tmp_path / "nothing"), "", "cpu", 4, [[1, 2, 3]])
     with pytest.raises(EngineFailed, match="nothing"):
         list(answers(task, tmp_path / "log"))
 
 
+@needs_sglang
 def test_two_prompts_in_the_real_engine() -> None:
     """The table and the JSON line of a real run, whose outputs equal those without speculation."""
-    pytest.importorskip("sglang")
     done = run("--spec", "2/4/16", "--limit", "2", "--max-new-tokens", "16", "--json",
                "--device", "cpu")  # fmt: skip
     assert done.returncode == 0, done.stderr
