@@ -113,6 +113,7 @@ class Reports(Figures):
     def weights_changed(self) -> None:
         """New weights: rows that still need hidden states stashed under the old ones are lost."""
         stale = self.ledger.stale()
+        self.steady.left = -1
         arg = Arg(lost=len(stale), oldest=self.ledger.oldest_without(stale))
         self._fire(Event.WEIGHTS_CHANGED, arg, {"lost": len(stale)})
         self.ledger.lose(stale)

@@ -146,15 +146,9 @@ class Lifecycle(Reports):
     def _decide(self, load: int, rows: int) -> Plan:
         steady = self.steady
         if steady.left >= 0 and steady.lo <= load <= steady.hi and not steady.absent:
-            if steady.left > 0:
-                if 0 < rows < steady.rows_lo:
-                    return self._short_step(steady, rows)
-            elif (
-                steady.flush is not None
-                and steady.rows_lo <= rows <= steady.rows_hi
-                and self.ledger.max_gap + 1 == self._flush_at  # not if the oldest row has left
-            ):
-                return self._flush_step(steady)
+            plan = self._step_aside(steady, rows)
+            if plan is not None:
+                return plan
         if self.boundary(load):
             return WAIT
         plan = self.plan_decode(rows)
@@ -163,25 +157,34 @@ class Lifecycle(Reports):
             self._settle_down(rows)
         return plan
 
-    def _short_step(self, steady: Steady, rows: int) -> Plan:
-        """A step of a steady PLAIN that rows sit out whose last token is in flight."""
-        ledger = self.ledger
-        self._departed, self._sat_out = 0, steady.rows_lo - rows
-        steady.absent = self._sat_out
-        self.checks.plans += 1
-        ledger.launch_plain()
-        steady.left -= 1
-        return PLAIN_STEP
+    def _step_aside(self, steady: Steady, rows: int) -> Plan | None:
+        """The two steps of a steady PLAIN that are not the usual one; None if it is neither.
 
-    def _flush_step(self, steady: Steady) -> Plan:
-        """The periodic flush of a steady PLAIN, which stays steady."""
+        A step that rows sit out whose last token is in flight, and the periodic flush.  Flat, on
+        purpose: in a server these lines run once in some ten steps, and each call would be
+        fetched from memory anew.  `launched` does the same; random histories hold them equal.
+        """
         ledger = self._ledger
-        self._departed = self._sat_out = 0
-        self.checks.plans += 1
-        ledger.launch_plain()
-        ledger.flush(0)
-        steady.left = self._flush_at - 1
-        return self._periodic
+        tick = ledger.t_launched + steady.issued + 1
+        if steady.left:
+            if not 0 < rows < steady.rows_lo:
+                return None
+            plan, absent = PLAIN_STEP, steady.rows_lo - rows
+            steady.left -= 1
+        else:
+            # The oldest row may have left: then its flush is not due yet.
+            whole = steady.rows_lo <= rows <= steady.rows_hi
+            if not whole or steady.flush is None or tick - ledger.floor != self._flush_at:
+                return None
+            plan, absent = steady.flush, 0
+            steady.left = self._flush_at - 1
+            ledger.f_launched = ledger.floor = tick
+            ledger.points.append((tick, tick))
+        ledger.t_launched = tick
+        self.checks.plans += steady.issued + 1
+        steady.issued, steady.absent = 0, absent
+        self._departed, self._sat_out = 0, absent
+        return plan
 
     def _settle_down(self, rows: int) -> None:
         """Say for how long nothing will have to be asked, if nothing happens."""
@@ -195,9 +198,10 @@ class Lifecycle(Reports):
             steady.rows_lo, steady.rows_hi, steady.flush = 1, _NEVER, None
         elif self.mode is _PLAIN:
             steady.plan, steady.action = PLAIN_STEP, _ACT_PLAIN
-            # Up to the next flush, and no step that would lose a row.
+            # Up to the next flush, and no step that would lose a row. Lost rows are rare enough.
             until_flush = min(self._flush_at - 1, ledger.width) - ledger.max_gap
-            steady.left = -1 if self._sat_out or rows != ledger.rows else until_flush
+            restless = self._sat_out or rows != ledger.rows or ledger.lost
+            steady.left = -1 if restless else until_flush
             steady.flush = self._periodic if self.stash.flush_every else None
             steady.rows_lo = steady.rows_hi = rows
 
