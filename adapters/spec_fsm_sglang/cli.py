@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spec_fsm.errors import ConfigError, SpecFsmError
+from spec_fsm_model.cli import app as model
+from spec_fsm_model.cli import trace_app as trace
 from spec_fsm_sglang.bench.cli import app as bench
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.smollm2 import ModelUnavailable
@@ -26,6 +28,8 @@ app = typer.Typer(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(model, name="model")
+app.add_typer(trace, name="trace")
 
 
 class PinMode(StrEnum):

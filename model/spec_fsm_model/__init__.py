@@ -1,5 +1,5 @@
-"""The formal model of the lifecycle: explores, proves, mutates and replays the table spec_fsm runs.
+"""The formal model of the lifecycle: explores the table spec_fsm runs, and replays its traces.
 
-The model is the next thing to be built. It will hold no second copy of the table: it reads
-`spec_fsm`'s edges, guards and effects, once as integers and once symbolically.
+It holds no second copy of the table: it reads `spec_fsm`'s edges, guards, effects and invariants,
+and asks its planner, policy and ledger where the table leaves a choice.
 """

@@ -1,0 +1,135 @@
+"""`spec-fsm model` and `spec-fsm trace`: a verdict each, and its exit code.
+
+0 proved, 1 refuted, 2 undetermined.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
+from spec_fsm_model.explore import MOST_STATES, Verdict
+from spec_fsm_model.progress import progress_all
+from spec_fsm_model.report import story, write
+from spec_fsm_model.trace_check import check_file
+
+app = typer.Typer(no_args_is_help=True, help="Check the lifecycle's table, for every history.")
+trace_app = typer.Typer(no_args_is_help=True, help="Hold what a worker did against the table.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+
+
+@app.callback()
+def _group() -> None:
+    """Check the lifecycle's table, for every history."""
+
+
+@trace_app.callback()
+def _trace_group() -> None:
+    """Keeps `check` a sub-command while it is the only one."""
+
+
+@app.command("check")
+def model_check(
+    most: Annotated[
+        int, typer.Option(help="States a search may visit before it is given up.", min=1)
+    ] = MOST_STATES,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Pin the counts found as the ones expected from now on.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Visit every state a server can reach, within bounds, and check every claim in each."""
+    console = Console(stderr=True)
+    with console.status("searching"):
+        found = check(most)
+    if pin and all(f.verdict is Verdict.PROVED for f in found.found):
+        pinned = {"check": {f.bounds.name: counts(f) for f in found.found}}
+        BASELINE.write_text(json.dumps(pinned, indent=2) + "\n")
+        console.print(f"pinned in {BASELINE.name}")
+        found = judge(found.found, pinned["check"])
+    _show(found, Console(stderr=as_json))
+    if as_json:
+        write([json.dumps(found.as_dict())])
+    raise typer.Exit(int(found.verdict))
+
+
+def _show(checked: Checked, console: Console) -> None:
+    table = Table(title="every reachable state, within bounds")
+    for head in ("bounds", "verdict", "states", "edges", "depth", "s"):
+        table.add_column(head, justify="left" if head in ("bounds", "verdict") else "right")
+    for f in checked.found:
+        sizes = (f"{f.states:,}", f"{f.edges:,}", str(f.depth), f"{f.seconds:.1f}")
+        table.add_row(f.bounds.name, f.verdict.name.lower(), *sizes)
+    table.add_row("all", checked.verdict.name.lower(), f"{checked.states:,}", f"{checked.edges:,}")
+    console.print(table)
+    for found in checked.found:
+        for line in story(found):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for edge in checked.unfired:
+        console.print(f"no search follows the edge {edge}", markup=False)
+    for text in checked.drift:
+        console.print(f"counts have changed: {text}", markup=False, soft_wrap=True)
+
+
+@app.command("progress")
+def model_progress(as_json: AsJson = False) -> None:
+    """Show that drains and reseeds end, that no mode is out of reach, and that dwell holds."""
+    console = Console(stderr=True)
+    with console.status("searching"):
+        found = progress_all()
+    verdict = Verdict.PROVED
+    lines = []
+    for f in found:
+        lines.append(f"{f.bounds.name}: {f.verdict.name.lower()}, {f.states:,} states")
+        if f.broken:
+            lines.append(f"  breaks {f.broken}: {f.detail}")
+            lines += [f"  {n}. {act}" for n, act in enumerate(f.history, 1)]
+    if any(f.verdict is Verdict.REFUTED for f in found):
+        verdict = Verdict.REFUTED
+    elif any(f.verdict is Verdict.UNDETERMINED for f in found):
+        verdict = Verdict.UNDETERMINED
+    shown = Console(stderr=as_json)
+    for line in [*lines, f"verdict: {verdict.name.lower()}"]:
+        shown.print(line, markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        write([json.dumps({"verdict": verdict.name.lower(), "searches": len(found)})])
+    raise typer.Exit(int(verdict))
+
+
+@trace_app.command("check")
+def trace_check(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A trace.")],
+    as_json: AsJson = False,
+) -> None:
+    """Replay a trace: every line is a step of the table, every launch is the law's."""
+    began = time.perf_counter()
+    found = check_file(file)
+    seconds = time.perf_counter() - began
+    lines = [
+        f"{file.name}: {found.verdict.name.lower()}, {found.lines:,} lines, "
+        f"{found.launches:,} launches, {found.lines / seconds:,.0f} lines/s"
+    ]
+    if found.bad_line >= 0:
+        lines.append(f"line {found.bad_line} (counted from 0): {found.text}")
+        lines.append(f"  the line: {json.dumps(found.line)}")
+    elif found.text:
+        lines.append(f"after the last line: {found.text}")
+    if found.expected:
+        lines.append(f"  expected: {found.expected}")
+    console = Console(stderr=as_json)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        write([json.dumps({"file": file.name, **found.as_dict()})])
+    raise typer.Exit(int(found.verdict))
+
+
+__all__ = ["app", "trace_app"]

@@ -1,0 +1,107 @@
+"""Holds a trace of the real worker against the table.
+
+Every line is a step of the table, or the first that is not is shown with what was expected.
+Replay is deterministic: the trace says enough that nothing has to be guessed.
+
+| of the model | of the trace | of the worker |
+|---|---|---|
+| mode, edge, guards | mode, to, event | Lifecycle.mode |
+| State, moved by the table's effects | rows, unsettled, gap | Ledger, moved by its own methods |
+| plan of (mode, largest gap) | plan: action, flush | Lifecycle.plan_decode |
+| laws of a phase | obs: b, tokens, slots, spec_info, hidden | ForwardBatch at ModelRunner.forward |
+| launches in flight, in order | LAUNCHED, SETTLED, DECODED: action, batch | result_queue |
+
+What a green replay does not show: whether a change of mode was due (boundaries, dwell and pins are
+not traced, so DWELL_OVER is not evaluated), and anything about tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_fsm.errors import TraceError
+from spec_fsm.modes import Mode
+from spec_fsm.trace import _check_line, read_trace
+from spec_fsm_model.explore import Verdict
+from spec_fsm_model.replay import Mismatch, Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass
+class TraceChecked:
+    """What a replay found.
+
+    lines: those accepted.  bad_line: number of the first that was not, counted from 0, or -1;
+    line, text, expected: that line, what is wrong with it, and what would have been right.
+    """
+
+    verdict: Verdict = Verdict.PROVED
+    lines: int = 0
+    bad_line: int = -1
+    line: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    expected: str = ""
+    edges: Counter[str] = field(default_factory=Counter)
+    launches: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON objects."""
+        return {
+            "verdict": self.verdict.name.lower(),
+            "lines": self.lines,
+            "launches": self.launches,
+            "edges": dict(self.edges),
+            "bad_line": self.bad_line,
+            "text": self.text,
+            "expected": self.expected,
+        }
+
+
+def check_file(path: Path) -> TraceChecked:
+    """Replay a trace file."""
+    return check_lines(read_trace(path))
+
+
+def check_lines(lines: Iterable[dict[str, Any]]) -> TraceChecked:
+    """Replay trace lines in order, up to the first bad one."""
+    found, replay = TraceChecked(), Replay()
+    take, source = replay.take, _watched(lines, found)
+    for line in source:
+        try:
+            take(line)
+        except Mismatch as error:
+            found.verdict, found.bad_line, found.line = Verdict.REFUTED, found.lines, line
+            found.text, found.expected = error.text, error.expected
+            break
+        found.lines += 1
+    if found.verdict is Verdict.PROVED and (missing := replay.missing()):
+        found.verdict = Verdict.UNDETERMINED
+        found.text, found.expected = "the trace ends in the middle of a launch", missing
+    found.launches = replay.launches
+    for (mode, event), count in replay.edges.items():
+        found.edges[f"{event.name} in {Mode(mode).name}"] = count
+    return found
+
+
+def _watched(lines: Iterable[dict[str, Any]], found: TraceChecked) -> Iterator[dict[str, Any]]:
+    """`lines`, with what the reader itself refuses turned into a result."""
+    try:
+        yield from lines
+    except TraceError as error:
+        found.verdict, found.bad_line = Verdict.REFUTED, found.lines
+        found.text, found.expected = error.message, str(error.expected or "")
+
+
+def in_order(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Lines kept in memory, with the reader's checks of numbers and kinds."""
+    for number, line in enumerate(lines):
+        _check_line(number, line)
+        yield line
+
+
+__all__ = ["TraceChecked", "check_file", "check_lines", "in_order"]

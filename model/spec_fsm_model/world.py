@@ -1,0 +1,203 @@
+"""The state the model explores: a server's mode, counters, rows and launches in flight.
+
+It is a value, and finite: what only ever grows is kept relative, or saturates where nothing can
+tell the difference any more.
+
+- Ticks count from the last settled plain launch (`t_settled` is 0), positions of a row from its
+  settled length, which reads `Bounds.origin`.  Rules look at differences only.
+- Points in time older than the stash by three ticks, and gaps that much wider than it, read as
+  just that old and that wide.  No rule compares with anything beyond the width plus what can be
+  in flight; `tests/test_model_explore.py` holds guards and effects to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from spec_fsm._rules import RowState, State
+from spec_fsm.laws import Shape
+from spec_fsm.modes import Action, Mode, Pin
+
+SHAPE = Shape(topk=1, num_steps=1, num_draft_tokens=2)
+NOTHING = RowState(0, 0, 0, 0, 0, 0)
+
+
+class Stage(IntEnum):
+    """How far a request has come."""
+
+    ADMITTED = 0
+    """It has a row, nothing of it is computed."""
+    CHUNKED = 1
+    """A part of its prompt is computed."""
+    RUNNING = 2
+    """It decodes."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a search is bounded by; everything else is free.
+
+    rows: requests that live at once (any number over time).  in_flight: results that may be
+    unprocessed when the next launch is issued: 1 with overlap scheduling, 0 without.  failures:
+    reseeds that fail in a row.  width, flush_every, slice_width: the stash, see StashConfig.  pins:
+    whether the operator pins modes.
+    """
+
+    name: str
+    rows: int = 2
+    in_flight: int = 1
+    failures: int = 0
+    width: int = 2
+    flush_every: int = 0
+    slice_width: int = 2
+    dwell: int = 0
+    pins: bool = False
+    shape: Shape = SHAPE
+
+    @property
+    def origin(self) -> int:
+        """Age at which figures saturate, and the length every settled row reads as."""
+        return self.width + self.in_flight + 3
+
+
+class Request(NamedTuple):
+    """One request.
+
+    base: tick at which it joined.  point: tick it is covered up to for good once it is lost, else
+    0.  flying: bit i is set if it takes part in the i-th oldest launch in flight.  ending: 1 once
+    its last token is in flight.  sat_out: 1 after a launch that left it out for that.
+    """
+
+    stage: Stage
+    base: int
+    point: int
+    flying: int
+    ending: int
+    sat_out: int
+    launched: RowState
+    settled: RowState
+
+
+class Flight(NamedTuple):
+    """A decode launch whose result was not processed yet.
+
+    point: flush point it was issued with.  carried: row effect it carries besides its own (a
+    flush, or what RESEEDED does), with `lower` as its argument.  forget: the row effect of a
+    weight change that came behind it, or empty.
+    """
+
+    action: Action
+    point: int
+    carried: str = ""
+    lower: int = 0
+    forget: str = ""
+
+
+class PolicyState(NamedTuple):
+    """The counters of `spec_fsm.policy.Policy`."""
+
+    dwell: int
+    backoff: int
+    failures: int
+    pin: Pin
+
+
+class World(NamedTuple):
+    """Everything the search distinguishes, at a moment between two acts of the server."""
+
+    mode: Mode
+    state: State
+    policy: PolicyState
+    rows: tuple[Request, ...]
+    flights: tuple[Flight, ...]
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """The requests that decode."""
+        return tuple(r for r in self.rows if r.stage is Stage.RUNNING)
+
+
+def start(bounds: Bounds) -> World:
+    """A server that was just started."""
+    counters = dict.fromkeys(State._fields, 0)
+    state = State(**counters)._replace(width=bounds.width, slice_width=bounds.slice_width)
+    return World(Mode.SPEC, state, PolicyState(0, 0, 0, Pin.AUTO), (), ())
+
+
+TICKS = (
+    "oldest",
+    "t_launched",
+    "t_settled",
+    "f_launched",
+    "f_settled",
+    "seed_launched",
+    "seed_settled",
+)
+
+
+class Canonical:
+    """Brings worlds into the form described above; remembers the parts it has seen."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._age = bounds.origin
+        self._requests: dict[tuple[Request, int], Request] = {}
+
+    def __call__(self, world: World) -> World:
+        """The representative of `world`."""
+        shift = world.state.t_settled
+        rows = tuple(sorted(self.request(r, shift) for r in world.rows))
+        state = self.state(world.state)
+        flights = tuple(f._replace(point=self._tick(f.point, shift)) for f in world.flights)
+        return World(world.mode, state, world.policy, rows, flights)
+
+    def _tick(self, tick: int, shift: int) -> int:
+        return max(tick - shift, -self._age)
+
+    def state(self, state: State) -> State:
+        """Counters with ticks counted from `t_settled`; the dwell is the policy's, and 0 here."""
+        shift = state.t_settled
+        ticks = {name: self._tick(getattr(state, name), shift) for name in TICKS}
+        return state._replace(**ticks, dwell=0)
+
+    def request(self, request: Request, shift: int) -> Request:
+        """A request with ticks counted from `shift` and positions from its settled length."""
+        key = (request, shift)
+        found = self._requests.get(key)
+        if found is None:
+            found = self._requests[key] = self._request(request, shift)
+        return found
+
+    def _request(self, r: Request, shift: int) -> Request:
+        if r.stage is not Stage.RUNNING:
+            return r
+        back = r.settled.committed - self._age
+        return r._replace(
+            base=self._tick(r.base, shift),
+            point=self._tick(r.point, shift) if r.launched.lost else 0,
+            launched=self._row(r.launched, back),
+            settled=self._row(r.settled, back),
+        )
+
+    def _row(self, row: RowState, back: int) -> RowState:
+        return row._replace(
+            committed=row.committed - back,
+            covered=max(0, row.covered - back),
+            stashed=row.stashed - back,
+            reserved=row.reserved - back,
+        )
+
+
+__all__ = [
+    "NOTHING",
+    "TICKS",
+    "Bounds",
+    "Canonical",
+    "Flight",
+    "PolicyState",
+    "Request",
+    "Stage",
+    "World",
+    "start",
+]

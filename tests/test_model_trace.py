@@ -1,0 +1,327 @@
+"""`trace check`: a true trace is accepted, and a false line is found where it stands."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from core_support import HIGH, LOW, TREE, make
+from spec_fsm import Action, Event, FileSink, Hidden, ListSink, Mode, Phase, SpecInfo, StashConfig
+from spec_fsm._table import EDGES
+from spec_fsm_model.cli import trace_app
+from spec_fsm_model.explore import Verdict
+from spec_fsm_model.trace_check import TraceChecked, check_file, check_lines, in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spec_fsm import Lifecycle, Sink
+
+Lines = list[dict[str, Any]]
+LEAVE = (Event.FINISHED, Event.ABORTED, Event.RETRACTED)
+
+
+class Server:
+    """An engine without tensors: one result in flight, requests that come and go at random."""
+
+    def __init__(self, seed: int, sink: Sink, flush_every: int = 0) -> None:
+        stash = StashConfig(width=6, flush_every=flush_every, slice_width=2)
+        self.lifecycle: Lifecycle = make(trace=sink, stash=stash)
+        self.random = random.Random(seed)
+        self.rows: list[str] = []
+        self.flights: list[tuple[Action, list[str]]] = []
+        self.named = 0
+
+    def step(self) -> None:
+        """One scheduler iteration, with whatever happens around it."""
+        lifecycle, rnd = self.lifecycle, self.random
+        self.requests()
+        if rnd.random() < 0.02:
+            lifecycle.weights_changed()
+        if not self.rows:
+            lifecycle.cache_flushed()
+            return
+        wait = lifecycle.boundary(rnd.choice((LOW, LOW, 4, HIGH)))
+        if rnd.random() < 0.2:
+            self.requests()  # an iteration that only prefills
+            return
+        while self.flights and (wait or len(self.flights) > 1):
+            self.settle()
+        if self.rows:
+            self.launch()
+
+    def requests(self) -> None:
+        """Requests that come and go."""
+        lifecycle, rnd = self.lifecycle, self.random
+        if len(self.rows) < 6 and rnd.random() < 0.4:
+            rid = f"q{self.named}"
+            self.named += 1
+            lifecycle.noted(Event.ADMITTED, len(self.rows))
+            if rnd.random() < 0.3:
+                lifecycle.chunked(rid, 4)
+            lifecycle.check_launch(Phase.PREFILL, 1, 5, 5, SpecInfo.NONE, Hidden.FULL, 5)
+            lifecycle.joined(rid, 9)
+            self.rows.append(rid)
+            lifecycle.noted(Event.MERGED, len(self.rows))
+        leave = rnd.random()
+        while self.rows and leave < 0.15:
+            leave += rnd.random() * 0.2
+            lifecycle.left(self.rows.pop(rnd.randrange(len(self.rows))), rnd.choice(LEAVE))
+            lifecycle.noted(Event.FILTERED, len(self.rows))
+
+    def launch(self) -> None:
+        """The next decode launch, as the lifecycle plans it."""
+        lifecycle, b = self.lifecycle, len(self.rows)
+        plan = lifecycle.plan_decode(b)
+        if plan.action is Action.RESEED:
+            if self.random.random() < 0.3:
+                lifecycle.reseed_failed("by chance")
+                plan = lifecycle.plan_decode(b)
+            else:
+                lifecycle.reseeded()
+        if plan.action is Action.PLAIN:
+            lifecycle.check_launch(Phase.PLAIN_DECODE, b, b, b, SpecInfo.NONE, Hidden.FULL)
+        else:
+            k, s, d = TREE.topk, TREE.num_steps, TREE.num_draft_tokens
+            last, full = Hidden.LAST, Hidden.FULL
+            lifecycle.check_launch(Phase.DRAFT, b, b * k, b * k * s, SpecInfo.DRAFT, last)
+            lifecycle.check_launch(Phase.VERIFY, b, b * d, b * d, SpecInfo.VERIFY, full)
+            lifecycle.check_launch(
+                Phase.DRAFT_EXTEND, b, b * d, b * d, SpecInfo.DRAFT_EXTEND, full
+            )
+        lifecycle.launched(plan.action, b, plan)
+        self.flights.append((plan.action, list(self.rows)))
+
+    def settle(self) -> None:
+        """The oldest result."""
+        action, rids = self.flights.pop(0)
+        most = 1 if action is Action.PLAIN else TREE.num_steps + 1
+        accepted = [self.random.randint(1, most) for _ in rids]
+        self.lifecycle.settled(action, len(rids), accepted, rids=rids)
+
+
+def history(seed: int, steps: int, flush_every: int = 0) -> Lines:
+    """The trace of a random history."""
+    sink = ListSink()
+    server = Server(seed, sink, flush_every)
+    for _ in range(steps):
+        server.step()
+    return sink.lines
+
+
+GOOD = history(3, 400)
+
+
+def check(lines: Lines) -> TraceChecked:
+    """Replay lines kept in memory."""
+    return check_lines(in_order(lines))
+
+
+@pytest.mark.parametrize("flush_every", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_true_trace_is_accepted(seed: int, flush_every: int) -> None:
+    """Whatever the lifecycle does, its trace is a path of the model, to the last line."""
+    lines = history(seed, 300, flush_every)
+    found = check(lines)
+    assert (found.verdict, found.lines) == (Verdict.PROVED, len(lines)), (found.line, found)
+    assert found.launches == sum(line["kind"] == "obs" for line in lines)
+
+
+def test_the_histories_follow_every_edge() -> None:
+    """No edge is missing from what the accepted traces went through.
+
+    But for LAUNCHED in DRAINING: there only prefills are launched, and those are not traced.
+    """
+    seen: set[str] = set()
+    for seed in range(8):
+        for flush_every in (0, 3):
+            seen |= check(history(seed, 1500, flush_every)).edges.keys()
+    every = {f"{e.event.name} in {e.source.name}" for e in EDGES}
+    assert every - seen == {"LAUNCHED in DRAINING"}
+
+
+def at(lines: Lines, **fields: Any) -> int:
+    """Index of a line with these fields, in the middle of the trace rather than at its start."""
+    hits = [i for i, line in enumerate(lines) if all(line.get(k) == v for k, v in fields.items())]
+    return hits[len(hits) // 2]
+
+
+def put(**new: Any) -> Callable[[Lines, int], int]:
+    """Overwrite fields of the line."""
+
+    def corrupt(lines: Lines, i: int) -> int:
+        assert any(lines[i].get(k) != v for k, v in new.items())
+        lines[i] |= new
+        return i
+
+    return corrupt
+
+
+def add(**new: int) -> Callable[[Lines, int], int]:
+    """Add to numbers of the line."""
+
+    def corrupt(lines: Lines, i: int) -> int:
+        for name, by in new.items():
+            lines[i][name] += by
+        return i
+
+    return corrupt
+
+
+def drop(name: str) -> Callable[[Lines, int], int]:
+    """Leave a field out."""
+
+    def corrupt(lines: Lines, i: int) -> int:
+        del lines[i][name]
+        return i
+
+    return corrupt
+
+
+def renumber(lines: Lines) -> None:
+    """Numbers and times in order again, so that they do not give the corruption away."""
+    for seq, line in enumerate(lines):
+        line["seq"] = seq
+        line["t_ns"] = seq
+
+
+def remove(lines: Lines, i: int) -> int:
+    """Leave the line out; the next one that depends on it is the bad one."""
+    del lines[i]
+    renumber(lines)
+    return i
+
+
+def repeat(lines: Lines, i: int) -> int:
+    """The line twice; its second time is the bad one."""
+    lines.insert(i + 1, copy.deepcopy(lines[i]))
+    renumber(lines)
+    return i + 1
+
+
+def gap_in_seq(lines: Lines, i: int) -> int:
+    """A line is missing and its number with it."""
+    del lines[i]
+    return i
+
+
+Corruption = tuple[dict[str, Any], "Callable[[Lines, int], int]"]
+E = "event"
+CORRUPTIONS: dict[str, Corruption] = {
+    "a gap in seq": ({"kind": "plan"}, gap_in_seq),
+    "time goes back": ({"kind": "plan"}, put(t_ns=1)),
+    "an unknown kind": ({"kind": "plan"}, put(kind="note")),
+    "an unknown event": ({E: "DECODED"}, put(event="DECIDED")),
+    "another mode": ({E: "DECODED", "mode": "PLAIN"}, put(mode="RESEEDING")),
+    "another target": ({E: "DRAINED"}, put(to="SPEC")),
+    "one row more": ({E: "PREFILLED"}, add(rows=1)),
+    "one result more in flight": ({E: "SETTLED"}, add(unsettled=1)),
+    "an event of another mode": ({E: "DECODED", "mode": "PLAIN"}, put(event="SETTLED")),
+    "a load that is no number": ({E: "LOAD_ROSE"}, put(load="high")),
+    "a missing field": ({E: "LOAD_FELL"}, drop("load")),
+    "a field too many": ({E: "DRAINED"}, put(load=3)),
+    "a row that joins twice": ({E: "PREFILLED"}, repeat),
+    "a row that leaves under another name": ({E: "FINISHED"}, put(rid="nobody")),
+    "a gap one too small": ({E: "FINISHED", "mode": "PLAIN"}, add(gap=1)),
+    "no positions": ({E: "PREFILLED"}, put(committed=0)),
+    "a plan of another action": ({"kind": "plan", "action": "PLAIN"}, put(action="SPECULATE")),
+    "a plan with no row": ({"kind": "plan"}, put(rows=0)),
+    "a plan with a stranger": ({"kind": "plan", "mode": "PLAIN"}, add(rows=9)),
+    "a flush that was not planned": ({E: "LAUNCHED", "mode": "PLAIN"}, put(flush=[1, 0])),
+    "a launch of another batch": ({E: "LAUNCHED"}, add(batch=1)),
+    "a launch of another action": ({E: "LAUNCHED", "mode": "SPEC"}, put(action="PLAIN")),
+    "a launch twice": ({E: "LAUNCHED"}, repeat),
+    "a result of another batch": ({E: "DECODED"}, add(batch=1)),
+    "a result of another action": ({E: "SETTLED"}, put(action="PLAIN")),
+    "more accepted than drafted": ({E: "SETTLED", "batch": 1}, put(accepted=[9])),
+    "an accept length too few": ({E: "SETTLED"}, put(accepted=[])),
+    "a slice of other ages": ({E: "SLICE_DONE"}, add(lower=1)),
+    "another row dropped": ({E: "STASH_DROPPED"}, put(rid="nobody")),
+    "a dropped row untold": ({E: "STASH_DROPPED"}, remove),
+    "a slice untold": ({E: "SLICE_DONE"}, remove),
+    "rows lost by new weights": ({E: "WEIGHTS_CHANGED"}, add(lost=1)),
+    "the crash: a verify's tokens in PLAIN": (
+        {"kind": "obs", "phase": "PLAIN_DECODE"},
+        lambda lines, i: put(tokens=lines[i]["b"] * TREE.num_draft_tokens)(lines, i),
+    ),
+    "stale spec_info": ({"kind": "obs", "phase": "PLAIN_DECODE"}, put(spec_info="DRAFT")),
+    "another hidden capture": ({"kind": "obs", "phase": "VERIFY"}, put(hidden="LAST")),
+    "slots of another width": ({"kind": "obs", "phase": "DRAFT"}, add(slots=1)),
+    "a draft in PLAIN": ({"kind": "obs", "phase": "PLAIN_DECODE"}, put(phase="DRAFT")),
+    "a refusal by a guard that holds": (
+        {"kind": "refused", "reason": "REBUILDABLE"},
+        put(reason="NO_ROWS"),
+    ),
+    "a failed check": (
+        {"kind": "obs", "phase": "VERIFY"},
+        put(kind="violation", invariant="I2", error="wrong number of tokens"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_each_corruption_is_caught_at_its_line(name: str) -> None:
+    """A good trace with one lie is refuted at the very line of the lie."""
+    fields, corrupt = CORRUPTIONS[name]
+    lines = copy.deepcopy(GOOD)
+    bad = corrupt(lines, at(lines, **fields))
+    found = check(lines)
+    assert (found.verdict, found.bad_line) == (Verdict.REFUTED, bad), found
+    assert found.text
+
+
+def test_the_corrupted_trace_was_good() -> None:
+    """Without a lie the same lines are accepted."""
+    assert check(GOOD).verdict is Verdict.PROVED
+
+
+def test_a_trace_cut_within_a_launch_is_undetermined() -> None:
+    """A trace that ends between a launch and its slice is neither right nor wrong."""
+    cut = at(GOOD, event="SLICE_DONE")
+    found = check(GOOD[:cut])
+    assert found.verdict is Verdict.UNDETERMINED
+    assert "SLICE_DONE" in found.expected
+
+
+def test_the_command_shows_the_first_bad_line(tmp_path: Path) -> None:
+    """Exit code 0 for a good file, 1 for a bad one with its line and what was expected."""
+    path = tmp_path / "trace.ndjson"
+    sink = FileSink(path)
+    server = Server(1, sink)
+    for _ in range(50):
+        server.step()
+    sink.close()
+    runner = CliRunner()
+    good = runner.invoke(trace_app, ["check", str(path)])
+    assert (good.exit_code, "proved" in good.output) == (0, True), good.output
+    raw = path.read_text()
+    number = next(i for i, line in enumerate(raw.splitlines()) if '"LAUNCHED"' in line)
+    path.write_text(raw.replace('"event":"LAUNCHED"', '"event":"DECODED"', 1))
+    bad = runner.invoke(trace_app, ["check", str(path)])
+    assert bad.exit_code == 1
+    assert f"line {number} " in bad.output
+    assert "expected:" in bad.output
+
+
+def test_a_hundred_thousand_lines_a_second(tmp_path: Path) -> None:
+    """Reading and replaying a file keeps up with 100 000 lines a second of processor time."""
+    path = tmp_path / "trace.ndjson"
+    sink = FileSink(path)
+    server = Server(2, sink)
+    for _ in range(8_000):
+        server.step()
+    sink.close()
+    rates = []
+    for _ in range(3):
+        began = time.process_time()
+        found = check_file(path)
+        rates.append(found.lines / (time.process_time() - began))
+    assert found.verdict is Verdict.PROVED
+    assert server.lifecycle.mode in Mode
+    assert max(rates) >= 100_000, rates
