@@ -76,6 +76,7 @@ def test_a_search_cut_short_is_undetermined() -> None:
     done = CliRunner().invoke(app, ["check", "--most", "50"])
     assert done.exit_code == 2, done.output
     assert "undetermined" in done.output
+    assert "three rows, no overlap: 3 at once, 1 launches in flight, stash 2" in done.output
 
 
 def test_counts_that_drift_are_refuted() -> None:

@@ -62,14 +62,15 @@ def model_check(
 
 
 def _show(checked: Checked, console: Console) -> None:
-    table = Table(title="every reachable state, within bounds")
+    caption = "\n".join(f"{f.bounds.name}: {f.bounds.stated()}" for f in checked.found)
+    table = Table(title="every reachable state, within bounds", caption=caption)
     for head in ("bounds", "verdict", "states", "edges", "depth", "s"):
         table.add_column(head, justify="left" if head in ("bounds", "verdict") else "right")
     for f in checked.found:
         sizes = (f"{f.states:,}", f"{f.edges:,}", str(f.depth), f"{f.seconds:.1f}")
         table.add_row(f.bounds.name, f.verdict.name.lower(), *sizes)
     table.add_row("all", checked.verdict.name.lower(), f"{checked.states:,}", f"{checked.edges:,}")
-    console.print(table)
+    console.print(table, soft_wrap=True)
     for found in checked.found:
         for line in story(found):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

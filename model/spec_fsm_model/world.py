@@ -56,6 +56,14 @@ class Bounds:
     pins: bool = False
     shape: Shape = SHAPE
 
+    def stated(self) -> str:
+        """The bounds in one line."""
+        return (
+            f"{self.rows} at once, {self.in_flight + 1} launches in flight, stash {self.width}, "
+            f"slice {self.slice_width}, flush every {self.flush_every}, dwell {self.dwell}, "
+            f"{self.failures} failures in a row, pins {'yes' if self.pins else 'no'}"
+        )
+
     @property
     def origin(self) -> int:
         """Age at which figures saturate, and the length every settled row reads as."""
