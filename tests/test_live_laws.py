@@ -11,7 +11,8 @@ STOPPED_BY = {
     "only_clears_it": ("ShapeViolation", "I2"),
     "keeps_draft_slots": ("ShapeViolation", "I3"),
     "relay_none": ("ShapeViolation", "I1b"),
-    "skips_draft": ("ShapeViolation", "matrix"),
+    # The mode was decided when the batch was chosen: PLAIN, and the launch carries the relay.
+    "skips_draft": ("ShapeViolation", "I1a"),
     "owned_clear": ("UnownedWrite", "naive_patches.py"),
 }
 
