@@ -338,14 +338,6 @@ class Ledger:
             self.f_settled = self.points.popleft()[1]
         return True
 
-    @property
-    def next_point(self) -> int:
-        """`f_settled` once the next result is processed."""
-        if self.t_settled == self.t_launched:
-            return self._seed_launched if self.reseeds else self.f_settled
-        due = self.points and self.points[0][0] <= self.t_settled + 1
-        return self.points[0][1] if due else self.f_settled
-
     def stale(self) -> list[str]:
         """Rows, not lost yet, that still need stashed hidden states: O(rows), for rare events."""
         return [rid for rid in self._base if not self.seeded(rid)]

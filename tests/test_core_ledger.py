@@ -220,6 +220,14 @@ STEPS = st.lists(
 )
 
 
+def next_point(ledger: Ledger) -> int:
+    """`f_settled` once the next result is processed."""
+    if ledger.t_settled == ledger.t_launched:
+        return ledger._seed_launched if ledger.reseeds else ledger.f_settled
+    due = ledger.points and ledger.points[0][0] <= ledger.t_settled + 1
+    return ledger.points[0][1] if due else ledger.f_settled
+
+
 class Server:
     """A lifecycle, the reference beside it, and the counters the table's effects would give."""
 
@@ -279,7 +287,7 @@ class Server:
     def settle(self) -> None:
         """Process the oldest result; its counters move as the table's effect says."""
         ledger = self.lifecycle.ledger
-        action, point = ledger.next_action, ledger.next_point
+        action, point = ledger.next_action, next_point(ledger)
         assert action is not None
         event = Event.DECODED if action is Action.PLAIN else Event.SETTLED
         arg = Arg(point=point, reseed=int(action is Action.RESEED))
