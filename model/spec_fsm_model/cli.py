@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
+from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.progress import progress_all
 from spec_fsm_model.report import story, write
@@ -103,6 +104,17 @@ def model_progress(as_json: AsJson = False) -> None:
     if as_json:
         write([json.dumps({"verdict": verdict.name.lower(), "searches": len(found)})])
     raise typer.Exit(int(verdict))
+
+
+@app.command("explain")
+def model_explain(
+    name: Annotated[str, typer.Argument(help="An event, mode, phase, guard, effect or invariant.")],
+) -> None:
+    """Say what a name of the lifecycle means, what it prevents, and where it is checked."""
+    try:
+        write(explain(name))
+    except UnknownName as error:
+        raise typer.BadParameter(str(error), param_hint="NAME") from None
 
 
 @trace_app.command("check")
