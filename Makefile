@@ -6,7 +6,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 RUN := .venv/bin/python -m
 ARGS ?= --help
 
-.PHONY: help demo test run lint env clean
+.PHONY: help demo test run lint docs env clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 8
@@ -24,6 +24,9 @@ run: env ## the spec-fsm command: make run ARGS="serve --help"
 lint: env ## ruff and mypy --strict over all packages
 	@$(RUN) ruff check .
 	@$(RUN) mypy
+
+docs: env ## the pages and the drawing that are written from the table
+	@.venv/bin/spec-fsm model docs docs/generated
 
 env: ## only the environment (11 GB, shared by clones with equal requirements)
 	@test -n "$(PYTHON)" || { echo "spec-fsm: Python 3.11 or newer with venv is needed" >&2; exit 1; }

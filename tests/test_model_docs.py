@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from xml.etree import ElementTree
+
 import pytest
 from typer.testing import CliRunner
 
+from spec_fsm import laws
 from spec_fsm._rules import GUARDS
-from spec_fsm._table import EDGES, REFUSALS
+from spec_fsm._table import ALLOWED, EDGES, REFUSALS
 from spec_fsm.invariants import INVARIANTS
+from spec_fsm.laws import Shape
 from spec_fsm.modes import Event, Mode, Phase
-from spec_fsm_model import prevents, sources
+from spec_fsm_model import drawing, pages, prevents, sources, symbols
 from spec_fsm_model.bugs import BUGS, told
 from spec_fsm_model.cli import app
 from spec_fsm_model.explain import explain, names
@@ -94,3 +101,75 @@ def test_member_docs_are_the_sentences_in_the_source() -> None:
     for kind in (Event, Mode, Phase):
         assert set(sources.member_docs(kind)) == set(kind.__members__)
     assert sources.member_docs(Phase)["IDLE"] == "A launch without rows."
+
+
+# -- pages and drawing --------------------------------------------------------------------
+
+GENERATED = Path(__file__).parents[1] / "docs" / "generated"
+
+
+def test_the_pages_are_not_stale(tmp_path: Path) -> None:
+    """What `make docs` writes is, byte by byte, what is committed."""
+    assert pages.stale(GENERATED, tmp_path) == []
+
+
+def test_a_changed_table_makes_the_pages_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another target, another reason and another matrix show in drawing, pages and grid."""
+    edges = tuple(
+        replace(e, target=Mode.SPEC) if (e.source, e.event) == (Mode.PLAIN, Event.LOAD_FELL) else e
+        for e in EDGES
+    )
+    monkeypatch.setattr(pages, "EDGES", edges)
+    monkeypatch.setattr(pages, "REFUSALS", {**REFUSALS, (Mode.SPEC, Event.DRAINED): "no reason"})
+    monkeypatch.setattr(pages, "ALLOWED", {**ALLOWED, Mode.SPEC: frozenset(Phase)})
+    assert pages.stale(GENERATED, tmp_path) == ["matrix.md", "modes.md", "refusals.md"]
+    monkeypatch.setattr(drawing, "arrows", lambda: {(Mode.SPEC, Mode.PLAIN): ["LOAD_ROSE"]})
+    assert "modes.svg" in pages.stale(GENERATED, tmp_path)
+
+
+def test_a_page_nobody_writes_is_stale(tmp_path: Path) -> None:
+    """A file left over in the folder is named."""
+    written, fresh = tmp_path / "a", tmp_path / "b"
+    pages.write_all(written)
+    (written / "old.md").write_text("left over")
+    assert pages.stale(written, fresh) == ["old.md"]
+
+
+def test_the_drawing_shows_every_change_of_mode() -> None:
+    """Each mode, each event and each guard of an arrow stands in the SVG as text."""
+    root = ElementTree.parse(GENERATED / "modes.svg").getroot()
+    texts = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text")}
+    for (source, target), labels in drawing.arrows().items():
+        assert {source.name, target.name, *labels} <= texts
+    moving = {(e.source, e.target) for e in EDGES if e.source is not e.target}
+    assert moving <= set(drawing.arrows())
+
+
+SIZES = [
+    Shape(k, s, d) for k, s, d in product((1, 3), (1, 2), (2, 4)) if d <= 1 + k + (s - 1) * k * k
+]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_the_laws_in_letters_are_the_laws(phase: Phase) -> None:
+    """Each formula on the page, evaluated, is what the law says for several sizes."""
+    for shape, b, w in product(SIZES, (1, 5), (2, 7)):
+        values = {"b": b, "w": w, "committed": 40, "k": shape.topk, "s": shape.num_steps}
+        values["d"] = shape.num_draft_tokens
+
+        def value(text: str, values: dict[str, int] = values) -> int:
+            return int(eval(text.replace("·", "*"), {}, values))
+
+        assert value(symbols.tokens(phase)) == laws.tokens(phase, b, shape, w)
+        assert value(symbols.slots(phase)) == laws.slots(phase, b, shape, w)
+        assert value(symbols.attention(phase)) == laws.attention_len(phase, 40, shape, w)
+
+
+def test_a_sum_in_a_product_has_brackets() -> None:
+    """Letters keep the order of operations."""
+    b, k = symbols.Letter("b"), symbols.Letter("k")
+    assert ((b + k) * k).text == "(b + k)·k"
+    assert (b * k + 1 - k).text == "b·k + 1 - k"
+    assert symbols.window() == "b·d"

@@ -117,6 +117,18 @@ def model_explain(
         raise typer.BadParameter(str(error), param_hint="NAME") from None
 
 
+@app.command("docs")
+def model_docs(
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="Where the pages go.")] = Path(
+        "docs/generated"
+    ),
+) -> None:
+    """Write the pages and the drawing of the table."""
+    from spec_fsm_model.pages import write_all  # matplotlib: a second to import
+
+    write([str(file) for file in write_all(folder)])
+
+
 @trace_app.command("check")
 def trace_check(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A trace.")],

@@ -79,9 +79,7 @@ class Environment(Deeds):
         if event is None:
             return world
         try:
-            return self.follow(
-                world._replace(state=world.state._replace(dwell=waiting)), event
-            )
+            return self.follow(world._replace(state=world.state._replace(dwell=waiting)), event)
         except Refused:
             return world  # held; the next boundary asks again
 

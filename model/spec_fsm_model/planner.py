@@ -26,9 +26,7 @@ LOADS = {"low": 1, "middle": 3, "high": 5}
 _DISABLE_ABOVE, _ENABLE_AT = 4, 2
 
 
-def plan_for(
-    mode: Mode, gap: int, shape: Shape, config: PolicyConfig, stash: StashConfig
-) -> Plan:
+def plan_for(mode: Mode, gap: int, shape: Shape, config: PolicyConfig, stash: StashConfig) -> Plan:
     """`Lifecycle.plan_decode` in `mode` (not DRAINING) with `gap` positions missing."""
     lifecycle = Lifecycle(shape, Policy(config), stash)
     lifecycle.mode = mode

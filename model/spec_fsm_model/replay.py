@@ -301,9 +301,7 @@ class Replay:
             ledger.launch_speculative(action)
             self._flights.append(Flight(action, rows, self._state.f_launched))
             return Arg(allowed=allowed, speculative=1)
-        self._due.extend(
-            (Event.STASH_DROPPED, {"rid": rid}) for rid in ledger.launch_plain()
-        )
+        self._due.extend((Event.STASH_DROPPED, {"rid": rid}) for rid in ledger.launch_plain())
         if plan.flush_upper:
             event = Event.FLUSHED if self._mode is Mode.PLAIN else Event.SLICE_DONE
             ages: dict[str, object] = {"upper": plan.flush_upper, "lower": plan.flush_lower}
