@@ -163,8 +163,11 @@ def _cover_slice(ops: Ops, s: State, a: Arg) -> State:
     return s._replace(f_launched=ops.max(s.f_launched, s.t_launched - a.lower))
 
 
-def _launch(_: Ops, s: State, a: Arg) -> State:
-    return s._replace(t_launched=s.t_launched + a.plain, unsettled=s.unsettled + a.speculative)
+def _launch(ops: Ops, s: State, a: Arg) -> State:
+    # Without a row that is not lost `oldest` is the present tick, which moves.
+    tick = s.t_launched + a.plain
+    oldest = ops.ite(ops.eq(s.rows, s.lost), tick, s.oldest)
+    return s._replace(t_launched=tick, unsettled=s.unsettled + a.speculative, oldest=oldest)
 
 
 def _settle(ops: Ops, s: State, a: Arg) -> State:

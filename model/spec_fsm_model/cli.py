@@ -18,6 +18,7 @@ from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
 from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.progress import progress_all
+from spec_fsm_model.prove import Proof, Prover
 from spec_fsm_model.report import story, write
 from spec_fsm_model.trace_check import check_file
 
@@ -127,6 +128,29 @@ def model_docs(
     from spec_fsm_model.pages import write_all  # matplotlib: a second to import
 
     write([str(file) for file in write_all(folder)])
+
+
+@app.command("prove")
+def model_prove(as_json: AsJson = False) -> None:
+    """Prove every claim for any number of rows, sizes and launches in flight, with z3."""
+    console = Console(stderr=True)
+    with console.status("proving"):
+        proof = Prover().prove()
+    _show_proof(proof, Console(stderr=as_json))
+    if as_json:
+        write([json.dumps(proof.as_dict())])
+    raise typer.Exit(int(proof.verdict))
+
+
+def _show_proof(proof: Proof, console: Console) -> None:
+    lines = [f"{kind}: {count:,} obligations" for kind, count in proof.obligations.items()]
+    for failure in proof.failures:
+        lines += [str(failure), *(f"  {line}" for line in failure.lines)]
+    lines += [f"clause '{name}': {why}" for name, why in proof.needed.items()]
+    lines += [f"no obligation leans on the guard {name}" for name in proof.idle_guards]
+    lines.append(f"verdict: {proof.verdict.name.lower()}, {proof.seconds:.1f} s")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @trace_app.command("check")

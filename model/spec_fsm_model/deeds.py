@@ -130,9 +130,6 @@ class Deeds:
         decode = self.table.row_effect(world.mode, Event.DECODED)
         world = self.fact(self._top_up(world), Event.LAUNCHED, Arg(allowed=allowed, plain=1))
         world = self._in_batch(world, decode, NO_ARG)
-        if not kept:
-            # `State.oldest` of a server without such a row is the present tick, which moved.
-            world = world._replace(state=world.state._replace(oldest=world.state.t_launched))
         world = self._drop(world, kept)
         flush = ""
         if plan.flush_upper:

@@ -221,9 +221,6 @@ class Replay:
             ledger.take(state)
         if event in _MODE_EVENTS and event is not Event.RESEEDED:
             self._planned = None
-        if state.rows == state.lost and event is Event.LAUNCHED:
-            # `State.oldest` of a server without another row is the present tick, which moved.
-            state = state._replace(oldest=state.t_launched)
         self._state = state
         if line.get("to") != self._mode.name:
             raise Mismatch(f"to is {line.get('to')!r}", f"to {self._mode.name}")

@@ -1,0 +1,112 @@
+"""Asks z3 whether the invariant, without one clause or guard if need be, allows something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import z3
+
+from spec_fsm_model.prove_claims import CLAUSES, TICK, conjuncts
+from spec_fsm_model.symbolic import Stage, scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from spec_fsm.modes import Mode
+    from spec_fsm.ops import Term
+    from spec_fsm_model.symbolic import Scene
+
+TIMEOUT_MS = 10_000
+"""Most time z3 may take for one question, in milliseconds; then it is undetermined."""
+
+
+class Question:
+    """A solver that holds the invariant of one scene, clause by clause, and what one step adds.
+
+    Each clause and guard hangs on a literal, so that it can be left out of a question.
+    """
+
+    def __init__(
+        self,
+        before: Scene,
+        contract: Sequence[Term] = (),
+        guards: dict[str, Term] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self.solver = z3.Solver()
+        self.solver.set("timeout", timeout_ms)
+        self._literals: dict[str, Any] = {}
+        self._guards: list[str] = []
+        self.model: Any = None
+        self.core: set[str] = set()
+        for name, term in _invariant(before):
+            self._hang(name, term)
+        for name, guard in (guards or {}).items():
+            self._guards.append(name)
+            self._hang(name, guard)
+        self.solver.add(*contract)
+
+    def _hang(self, name: str, term: Term) -> None:
+        literal = self._literals[name] = z3.Bool(f"<{name}>")
+        self.solver.add(z3.Implies(literal, term))
+
+    def ask(self, *terms: Term, without: str = "", guards: bool = True) -> Any:
+        """z3's answer to whether the terms can all be true; then `model` or `core` is set.
+
+        without: name of a clause or guard that is left out.  guards: whether they hold.
+        """
+        left_out = {without} if guards else {without, *self._guards}
+        held = [lit for name, lit in self._literals.items() if name not in left_out]
+        self.solver.push()
+        self.solver.add(*terms)
+        answer = self.solver.check(*held)
+        self.model = self.solver.model() if answer == z3.sat else None
+        self.core = set()
+        if answer == z3.unsat:
+            self.core = {str(c)[1:-1] for c in self.solver.unsat_core()}
+        self.solver.pop()
+        return answer
+
+    def small(self, numbers: Iterable[Term], *terms: Term, guards: bool = True) -> Any:
+        """A model in which the terms are true, with small numbers if there is one."""
+        numbers = list(numbers)
+        for most in (4, 8, 16):
+            few = [z3.And(n >= -1, n <= most) for n in numbers]
+            if self.ask(*terms, *few, guards=guards) == z3.sat:
+                return self.model
+        self.ask(*terms, guards=guards)
+        return self.model
+
+
+_INVARIANTS: dict[tuple[Mode, Stage], list[tuple[str, Term]]] = {}
+
+
+def _invariant(before: Scene) -> list[tuple[str, Term]]:
+    """Each clause of a scene, at every tick a step can be about."""
+    key = (before.mode, before.stage)
+    if key not in _INVARIANTS:
+        free = scene(*key)
+        t = free.state.t_settled
+        terms = []
+        for clause in CLAUSES:
+            said = {
+                c.get_id(): c
+                for x in (TICK, t, t + 1, free.newest)
+                for c in conjuncts(clause.term(free, x))
+            }
+            terms.append((clause.name, z3.And(*said.values())))
+        _INVARIANTS[key] = terms
+    return _INVARIANTS[key]
+
+
+def goals(after: Scene) -> list[tuple[str, Term]]:
+    """Every conjunct of every clause of a scene, with the clause's name."""
+    return [(c.name, term) for c in CLAUSES for term in conjuncts(c.term(after, TICK))]
+
+
+def negated(terms: Iterable[Term]) -> Term:
+    """At least one of the terms is false."""
+    return z3.Or(*(z3.Not(t) for t in terms))
+
+
+__all__ = ["TIMEOUT_MS", "Question", "goals", "negated"]
