@@ -3,6 +3,9 @@
 b requests, k `topk`, s `num_steps`, d `num_draft_tokens`.  `tokens` and `slots` are two functions
 because they differ: one draft step launches b*k tokens, while the draft as a whole owns b*k*s.
 
+Like the table's rules the laws are read over plain integers and, by the formal model, over terms
+that stand for any integer; where that takes more than arithmetic they have an `ops`.
+
 Read in SGLang 0.5.23, worker V2: `speculative/eagle_worker_common.py` (prepare_for_draft,
 prepare_for_draft_extend), `speculative/eagle_utils.py` (eagle_prepare_for_decode,
 eagle_prepare_for_verify, the assertion b*k*s of the draft), `mem_cache/allocation_sizing.py`.
@@ -11,9 +14,60 @@ eagle_prepare_for_verify, the assertion b*k*s of the draft), `mem_cache/allocati
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from spec_fsm.errors import ConfigError
+from spec_fsm.invariants import buffers_hold
 from spec_fsm.modes import Hidden, Phase, SpecInfo
+from spec_fsm.ops import INT
+
+if TYPE_CHECKING:
+    from spec_fsm.ops import Ops, Term
+
+
+class Sizes(Protocol):
+    """What the laws read: a `Shape`, or terms in its place."""
+
+    @property
+    def topk(self) -> Term:
+        """Branches a draft step keeps."""
+
+    @property
+    def num_steps(self) -> Term:
+        """Draft steps."""
+
+    @property
+    def num_draft_tokens(self) -> Term:
+        """Tokens verified a row, the root included."""
+
+    @property
+    def page_size(self) -> Term:
+        """Slots a page of the KV pool."""
+
+    @property
+    def plans_window(self) -> Term:
+        """See `window_planned`."""
+
+
+def most_draft_tokens(topk: Term, num_steps: Term) -> Term:
+    """Nodes of the largest tree: the root, k after the first step, k of each of these after it."""
+    return 1 + topk + (num_steps - 1) * topk * topk
+
+
+def possible(sizes: Sizes, ops: Ops = INT) -> Term:
+    """Whether a draft can have these sizes: a chain verifies its steps and the root, at most."""
+    d, most = sizes.num_draft_tokens, most_draft_tokens(sizes.topk, sizes.num_steps)
+    counts = (sizes.topk >= 1, sizes.num_steps >= 1, sizes.page_size >= 1)
+    return ops.all(*counts, d >= 2, d <= most)  # the root and one draft, at least
+
+
+def window_planned(sizes: Sizes, ops: Ops = INT) -> Term:
+    """Whether a draft may own the whole verify window instead of b*k*s slots.
+
+    On CUDA SGLang gathers the slots of a chain's draft and of its verify in one launch:
+    `prepare_for_draft`, `plans_window`, columns = num_draft_tokens.
+    """
+    return ops.all(ops.eq(sizes.topk, 1), sizes.num_draft_tokens > sizes.num_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +79,7 @@ class Shape:
     num_draft_tokens: tokens verified a row, the root included.
     page_size: slots a page of the KV pool.
 
-    Raises ConfigError for values no draft can have: a chain verifies its steps and the root,
-    at most; a tree of s steps has at most 1 + k + (s-1)*k^2 nodes.
+    Raises ConfigError for values no draft can have, see `possible`.
     """
 
     topk: int
@@ -40,8 +93,8 @@ class Shape:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 msg = f"{name} is {value!r}: accepted are whole numbers, 1 or more"
                 raise ConfigError(msg)
-        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
-        if not 2 <= self.num_draft_tokens <= most:  # the root and one draft
+        if not possible(self):
+            most = most_draft_tokens(self.topk, self.num_steps)
             msg = (
                 f"num_draft_tokens is {self.num_draft_tokens}: accepted are 2 to {most} "
                 f"for topk {self.topk} and num_steps {self.num_steps}"
@@ -50,12 +103,9 @@ class Shape:
 
     @property
     def plans_window(self) -> bool:
-        """Whether a draft may own the whole verify window instead of b*k*s slots.
-
-        On CUDA SGLang gathers the slots of a chain's draft and of its verify in one launch:
-        `prepare_for_draft`, `plans_window`, columns = num_draft_tokens.
-        """
-        return self.topk == 1 and self.num_draft_tokens > self.num_steps
+        """See `window_planned`."""
+        planned: bool = window_planned(self)
+        return planned
 
 
 _SPEC_INFO = {
@@ -83,14 +133,14 @@ _HIDDEN = {
 _RAGGED = frozenset({Phase.PREFILL, Phase.MIXED, Phase.FLUSH})
 
 
-def _width(phase: Phase, width: int | None) -> int:
+def _width(phase: Phase, width: Term | None) -> Term:
     if width is None:
         msg = f"{phase.name} needs a width"
         raise ConfigError(msg, phase=phase)
     return width
 
 
-def tokens(phase: Phase, b: int, shape: Shape, width: int | None = None) -> int:
+def tokens(phase: Phase, b: Term, shape: Sizes, width: Term | None = None) -> Term:
     """Tokens one launch of `phase` computes for b rows (a draft: one of its s-1 steps).
 
     width: for PREFILL, MIXED and FLUSH, whose rows are ragged, the sum of their lengths; for
@@ -107,7 +157,7 @@ def tokens(phase: Phase, b: int, shape: Shape, width: int | None = None) -> int:
     return 0 if phase is Phase.IDLE else _width(phase, width)
 
 
-def slots(phase: Phase, b: int, shape: Shape, width: int | None = None) -> int:
+def slots(phase: Phase, b: Term, shape: Sizes, width: Term | None = None) -> Term:
     """Length of `out_cache_loc` for a launch of `phase` with b rows.
 
     A draft owns b*k*s slots at every page size: with pages above 1 and k > 1 SGLang reserves a
@@ -119,11 +169,9 @@ def slots(phase: Phase, b: int, shape: Shape, width: int | None = None) -> int:
     return tokens(phase, b, shape, width)
 
 
-def window_slots(b: int, shape: Shape) -> int:
+def window_slots(b: Term, shape: Sizes, ops: Ops = INT) -> Term:
     """The other accepted `out_cache_loc` length of a draft: b*d for a chain on CUDA, else b*k*s."""
-    if shape.plans_window:
-        return b * shape.num_draft_tokens
-    return slots(Phase.DRAFT, b, shape)
+    return ops.ite(shape.plans_window, b * shape.num_draft_tokens, slots(Phase.DRAFT, b, shape))
 
 
 def spec_info(phase: Phase) -> SpecInfo:
@@ -136,7 +184,7 @@ def hidden(phase: Phase) -> Hidden:
     return _HIDDEN[phase]
 
 
-def attention_len(phase: Phase, committed: int, shape: Shape, width: int | None = None) -> int:
+def attention_len(phase: Phase, committed: Term, shape: Sizes, width: Term | None = None) -> Term:
     """`seq_lens` of one row as attention sees it, in positions; 0 where no attention runs.
 
     committed: the row's target KV, for PREFILL with the chunk being computed.  Verify sees
@@ -151,47 +199,55 @@ def attention_len(phase: Phase, committed: int, shape: Shape, width: int | None 
     return 0 if phase in (Phase.FLUSH, Phase.IDLE) else committed
 
 
-def alloc_len(shape: Shape) -> int:
+def alloc_len(shape: Sizes, ops: Ops = INT) -> Term:
     """Slots one row may take in one decode step.
 
     Source: SGLang 0.5.23 `mem_cache/allocation_sizing.py: get_alloc_len_per_decode`.
     """
     page, k, s = shape.page_size, shape.topk, shape.num_steps
-    if page == 1 or k == 1:
-        return max(k * s, shape.num_draft_tokens)
-    pages_a_branch = (page - 1 + s + page - 1) // page
-    return max(pages_a_branch * page * k, shape.num_draft_tokens)
+    pages_a_branch = ops.div(page - 1 + s + page - 1, page)
+    flat = ops.any(ops.eq(page, 1), ops.eq(k, 1))
+    return ops.max(ops.ite(flat, s, pages_a_branch * page) * k, shape.num_draft_tokens)
 
 
-def reserve(shape: Shape) -> int:
+def reserve(shape: Sizes, ops: Ops = INT) -> Term:
     """Slots beyond `committed` a row holds before a decode launch, the same in every mode.
 
     Twice `alloc_len`: under overlap `committed` lags one result.  Constant across modes, so that
     the accounting cannot drift when the width changes (sgl-project/sglang PR #24055).
     Source: SGLang 0.5.23 `mem_cache/allocation_sizing.py: get_alloc_reserve_per_decode`.
     """
-    return 2 * alloc_len(shape)
+    return 2 * alloc_len(shape, ops)
 
 
-def graph_fits(phase: Phase, b: int, shape: Shape, captured: tuple[Phase, int, int]) -> bool:
+def graph_fits(
+    phase: Phase, b: Term, shape: Sizes, captured: tuple[Phase, Term, Term], ops: Ops = INT
+) -> Term:
     """Whether a graph may replay a launch of `phase` with b rows (the graph half of I2, and I13).
 
     captured: (phase, tokens a row, rows) the graph was captured for.  Only for phases with a
     fixed width a row: draft, verify, draft extend, plain decode.
     """
     graph_phase, graph_width, graph_rows = captured
-    return graph_phase is phase and graph_width == tokens(phase, 1, shape) and graph_rows >= b
+    width = tokens(phase, 1, shape)
+    return ops.all(
+        graph_phase is phase, ops.eq(graph_width, width), buffers_hold(ops, b, graph_rows)
+    )
 
 
 __all__ = [
     "Shape",
+    "Sizes",
     "alloc_len",
     "attention_len",
     "graph_fits",
     "hidden",
+    "most_draft_tokens",
+    "possible",
     "reserve",
     "slots",
     "spec_info",
     "tokens",
+    "window_planned",
     "window_slots",
 ]

@@ -42,6 +42,9 @@ class Ops(Protocol):
     def eq(self, left: Term, right: Term) -> Term:
         """True where both are the same."""
 
+    def div(self, left: Term, right: Term) -> Term:
+        """How often a positive integer goes into another, rounded down."""
+
 
 class _IntOps:
     """The reading over Python's integers and truth values."""
@@ -71,6 +74,9 @@ class _IntOps:
 
     def eq(self, left: Term, right: Term) -> Term:
         return left == right
+
+    def div(self, left: Term, right: Term) -> Term:
+        return left // right
 
 
 INT: Ops = _IntOps()

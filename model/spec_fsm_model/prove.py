@@ -4,7 +4,7 @@ The invariant is the conjunction of `prove_claims.CLAUSES`.  Obligations, each d
 
 INIT       A server that was just started satisfies each clause.
 INDUCTION  One for each step of each edge and each conjunct of each clause: if the whole invariant
-           holds, the guards hold and the event brings what `prove_steps` says it may, then the
+           holds, the guards hold and the event brings what `prove_edges` says it may, then the
            conjunct holds afterwards.  With INIT this makes every clause true in every state that
            can be reached, whatever the numbers: rows, launches in flight, width of the stash and of
            a slice, dwell, prompt and accept lengths, topk, steps, draft tokens and page size.
@@ -16,10 +16,11 @@ ACCEPTED   What has happened is not refused: its guards follow from the invarian
 FIRES      Every edge can be followed from some state of the invariant, so that none of the above
            is true for want of a case.
 NEEDED     No clause is idle: without it some other obligation fails, or it is a claim by itself.
+LAWS       The shape laws, for any b, k, s, d and page size: see `prove_laws`.
 
 What is not proved: that `max_gap` is some row's (only that no row's is larger; `model check` has
 the rest), that anything ever happens (`model progress`), that the engine keeps the contracts
-listed in `prove_steps`, and that a row's order in a batch (I7), its slots' owners (I4, I6) and the
+listed in `prove_edges`, and that a row's order in a batch (I7), its slots' owners (I4, I6) and the
 engine's own tensors are right (the engine's checks).  DWELL_OVER supports no clause: no number
 depends on when a change is asked for; `Proof.idle_guards` says so, and `model progress` holds the
 dwell.
@@ -36,16 +37,20 @@ import z3
 from spec_fsm.modes import Event, Mode
 from spec_fsm_model.explore import Verdict
 from spec_fsm_model.prove_claims import CLAUSES
-from spec_fsm_model.prove_question import TIMEOUT_MS, Question, goals, negated
-from spec_fsm_model.prove_steps import PROMISES, Steps, can_happen, initial
-from spec_fsm_model.prove_story import numbers, story
+from spec_fsm_model.prove_edges import PROMISES
+from spec_fsm_model.prove_laws import GIVEN, ROWS, SHAPE, carried, shape_laws
+from spec_fsm_model.prove_question import TIMEOUT_MS, Question, goals, negated, obligations
+from spec_fsm_model.prove_steps import Steps, can_happen, initial
+from spec_fsm_model.prove_story import numbers, story, value
+from spec_fsm_model.prove_support import conjuncts
 from spec_fsm_model.rules import RULES, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from spec_fsm.ops import Term
-    from spec_fsm_model.prove_steps import Step
+    from spec_fsm_model.prove_edges import Step
+    from spec_fsm_model.prove_laws import Law
 
 SAYS = {**{c.name: c.says for c in CLAUSES}, **PROMISES}
 """What each clause and promise says, by name."""
@@ -154,8 +159,10 @@ class Prover:
         idle and shape laws true, none of which a mutant of the table changes for the worse.
         """
         proof, began = Proof(), time.perf_counter()
+        proof.add(self._laws(carried(rules.allowed)))
         if whole:
             proof.add(self._init())
+            proof.add(self._laws(shape_laws()))
         parts = []
         for key in ((mode, event) for mode in Mode for event in Event):
             parts.append(self._known(key, rules) or self._part(key, rules))
@@ -200,8 +207,8 @@ class Prover:
         question = Question(step.before, step.contract, step.guards, self._timeout_ms)
         self._accepted(step, question, part)
         fires = question.ask()
-        wanted = [(name, term) for name, term in goals(step.after)]
-        part.count("INDUCTION", len(wanted))
+        wanted = goals(step.after)
+        part.count("INDUCTION", obligations(step.after.mode, step.after.stage))
         part.count("PROMISE", len(step.promises))
         wanted += step.promises.items()
         if question.ask(negated(term for _, term in wanted)) == z3.unsat:
@@ -213,7 +220,7 @@ class Prover:
     def _broken(
         self, step: Step, question: Question, wanted: list[tuple[str, Term]]
     ) -> Iterator[Failure]:
-        for name, term in wanted:
+        for name, term in ((n, c) for n, clause in wanted for c in conjuncts(clause)):
             kind = "PROMISE" if name in step.promises else "INDUCTION"
             answer = question.ask(z3.Not(term))
             if answer == z3.sat:
@@ -260,11 +267,28 @@ class Prover:
         start, facts = initial()
         solver.add(*facts)
         for name, term in goals(start):
-            part.count("INIT")
+            part.count("INIT", len(conjuncts(term)))
             answer = solver.check(z3.Not(term))
             if answer != z3.unsat:
                 verdict = Verdict.REFUTED if answer == z3.sat else Verdict.UNDETERMINED
                 part.failures.append(Failure("INIT", "a server that was started", name, verdict))
+        return part
+
+    def _laws(self, laws: Iterable[Law]) -> _Part:
+        part = _Part()
+        for law in laws:
+            part.count("LAWS")
+            solver = z3.Solver()
+            solver.set("timeout", self._timeout_ms)
+            answer = solver.check(*GIVEN, z3.Not(law.holds))
+            if answer == z3.sat:
+                model = solver.model()
+                sizes = ", ".join(f"{n} = {value(model, n)}" for n in (ROWS, *SHAPE))
+                lines = [f"counterexample: {sizes}", f"  {' '.join(str(law.holds).split())}"]
+                failure = Failure("LAWS", law.at, law.name, Verdict.REFUTED, lines)
+                part.failures.append(failure)
+            elif answer != z3.unsat:
+                part.failures.append(Failure("LAWS", law.at, law.name, Verdict.UNDETERMINED))
         return part
 
     def _needed(self, proof: Proof, parts: list[_Part]) -> None:

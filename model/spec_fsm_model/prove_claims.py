@@ -12,12 +12,10 @@ row may be dropped, so the bound is one tighter throughout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import z3
 
-from spec_fsm._rules import max_gap
 from spec_fsm.invariants import (
     INVARIANTS,
     ROW_PREDICATES,
@@ -25,6 +23,14 @@ from spec_fsm.invariants import (
     insertion_covered,
 )
 from spec_fsm.modes import Mode
+from spec_fsm_model.prove_support import (
+    SPECULATES,
+    SUPPORT,
+    Clause,
+    gap,
+    plain_flying,
+    settled_gap,
+)
 from spec_fsm_model.symbolic import Z3, Sat, Scene, Stage
 
 if TYPE_CHECKING:
@@ -33,56 +39,7 @@ if TYPE_CHECKING:
     from spec_fsm._rules import RowState
     from spec_fsm.ops import Term
 
-TICK = z3.Int("tick")
-_SPECULATES = (Mode.SPEC, Mode.DRAINING)
-
-
-@dataclass(frozen=True)
-class Clause:
-    """One conjunct of the invariant.
-
-    claim: whether it is a promise by itself; else it is there because the induction of another
-    clause leans on it.  term: what it says of a scene, and for flights of a tick.
-    """
-
-    name: str
-    says: str
-    claim: bool
-    term: Callable[[Scene, Term], Term]
-
-
-def gap(s: Scene) -> Term:
-    """The row's gap as the shared counters have it: `max_gap`, were the row the oldest."""
-    return max_gap(Z3, s.state._replace(oldest=s.row.base))
-
-
-def settled_gap(s: Scene) -> Term:
-    """The row's gap in the settled view, as `Ledger.settled_gap` has it (a test compares them)."""
-    r, f = s.row, s.state.f_settled
-    reached = z3.If(r.counted, Z3.min(f, r.point), f)
-    return Z3.max(0, s.state.t_settled - Z3.max(r.base, reached))
-
-
-def plain_flying(s: Scene) -> Term:
-    """Plain launches in flight that hold the row."""
-    last = s.state.t_launched - z3.If(s.row.sat == Sat.PLAIN, 1, 0)
-    return last - Z3.max(s.row.base, s.state.t_settled)
-
-
-def takes(s: Scene, tick: Term) -> Term:
-    """The plain launch of `tick` holds the row; for launches that are in flight."""
-    sat = z3.And(s.row.sat == Sat.PLAIN, tick == s.state.t_launched)
-    return z3.And(s.row.running, s.row.base < tick, z3.Not(sat))
-
-
-def alive(s: Scene, tick: Term) -> Term:
-    """The row was not lost when the plain launch of `tick` was issued."""
-    r = s.row
-    weights = z3.And(r.forgot, tick == r.lost_at)
-    return z3.Or(z3.Not(r.counted), tick < r.lost_at, weights)
-
-
-# -- promises -----------------------------------------------------------------------------
+_SAYS = {i: INVARIANTS[i].says for i in ("I5", "I8", "I14", "I15")}
 
 
 def _order(s: Scene, _: Term) -> Term:
@@ -95,7 +52,7 @@ def _within_stash(s: Scene, _: Term) -> Term:
 
 
 def _covered(s: Scene, _: Term) -> Term:
-    return STATE_PREDICATES["COVERED"](Z3, s.state) if s.mode in _SPECULATES else True
+    return STATE_PREDICATES["COVERED"](Z3, s.state) if s.mode in SPECULATES else True
 
 
 def _i5(view: str) -> Callable[[Scene, Term], Term]:
@@ -103,14 +60,14 @@ def _i5(view: str) -> Callable[[Scene, Term], Term]:
 
 
 def _i8(s: Scene, _: Term) -> Term:
-    if s.mode not in _SPECULATES:
+    if s.mode not in SPECULATES:
         return True
     return Z3.imp(s.row.running, ROW_PREDICATES["I8"](Z3, s.row.launched))
 
 
 def _i14(view: str) -> Callable[[Scene, Term], Term]:
     def term(s: Scene, _: Term) -> Term:
-        if s.mode in _SPECULATES:
+        if s.mode in SPECULATES:
             return True
         row: RowState = getattr(s.row, view)
         held = ROW_PREDICATES["I14"](Z3, row._replace(lost=s.row.launched.lost))
@@ -172,6 +129,11 @@ def _agree_settled(s: Scene, _: Term) -> Term:
     return Z3.imp(s.row.running, row.committed - row.covered == settled_gap(s))
 
 
+def _agree_flights(s: Scene, _: Term) -> Term:
+    plain = s.state.t_launched - s.state.t_settled
+    return z3.And(plain == s.flights.plain, s.state.unsettled == s.flights.speculative)
+
+
 def _room(s: Scene, _: Term) -> Term:
     row = s.row.settled
     flying = plain_flying(s) + s.row.flying
@@ -180,254 +142,32 @@ def _room(s: Scene, _: Term) -> Term:
 
 
 def _none_speculates(s: Scene, _: Term) -> Term:
-    return True if s.mode in _SPECULATES else z3.And(s.state.unsettled == 0, s.row.flying == 0)
+    return True if s.mode in SPECULATES else z3.And(s.flights.speculative == 0, s.row.flying == 0)
 
 
-# -- what their induction leans on --------------------------------------------------------
-
-
-def _flags(s: Scene, _: Term) -> Term:
-    r = s.row
-    flags = (r.launched.seeded, r.launched.lost, r.settled.seeded, r.settled.lost)
-    ranges = [z3.Or(f == 0, f == 1) for f in (*flags, s.flights.reseeds)]
-    return z3.And(*ranges, r.sat >= 0, r.sat <= 2)
-
-
-def _settings(s: Scene, _: Term) -> Term:
-    # StashConfig's, and that the reserve is what `prove_laws` shows it to be.
-    n = s.sizes
-    return z3.And(
-        s.state.width >= 2,
-        s.state.slice_width >= 2,
-        s.state.dwell >= 0,
-        n.num_draft_tokens >= 2,
-        n.need >= n.num_draft_tokens,
-        n.reserve >= 2 * n.need,
-    )
-
-
-def _one_reserve(s: Scene, _: Term) -> Term:
-    return s.row.launched.reserved == s.row.settled.reserved
-
-
-def _others(s: Scene, _: Term) -> Term:
-    return z3.And(s.others_lost >= 0, s.others_lost <= s.others)
-
-
-def _no_row(s: Scene, _: Term) -> Term:
-    r = s.row
-    nothing = z3.And(r.sat == Sat.NO, r.flying == 0, z3.Not(r.counted))
-    return Z3.imp(z3.Not(r.running), nothing)
-
-
-def _none_lost(s: Scene, _: Term) -> Term:
-    return s.state.lost == 0 if s.mode is Mode.RESEEDING else True
-
-
-def _flying(s: Scene, _: Term) -> Term:
-    r = s.row
-    joined_since = z3.And(r.base == s.state.t_launched, r.flying < s.state.unsettled)
-    reseeds = z3.And(s.flights.reseeds == 1, r.running, r.sat != Sat.RESEED)
-    return z3.And(
-        r.flying >= 0,
-        r.flying <= s.state.unsettled,
-        s.flights.reseeds <= s.state.unsettled,
-        Z3.imp(reseeds, z3.Or(r.flying == s.state.unsettled, joined_since)),
-    )
-
-
-def _spec_point(s: Scene, _: Term) -> Term:
-    return Z3.imp(s.state.unsettled > 0, s.flights.spec_point == s.state.f_launched)
-
-
-def _fresh(s: Scene, _: Term) -> Term:
-    x = s.state
-    seeds = x.seed_settled == x.seed_launched
-    if s.mode not in _SPECULATES:
-        return seeds
-    if s.stage is Stage.IN_RESEED:
-        return True
-    same = z3.And(x.t_settled == x.t_launched, x.f_settled == x.f_launched, seeds)
-    return Z3.imp(s.flights.reseeds == 0, same)
-
-
-def _full_stash(s: Scene, _: Term) -> Term:
-    views = (s.row.launched, s.row.settled)
-    return Z3.imp(
-        s.row.running, z3.And(*(Z3.imp(v.seeded == 1, v.stashed == v.committed) for v in views))
-    )
-
-
-def _stages(s: Scene, _: Term) -> Term:
-    if s.stage is Stage.BOUNDARY:
-        return True
-    if s.stage is Stage.IN_PLAIN:
-        return s.mode not in _SPECULATES
-    return z3.And(s.mode is Mode.SPEC, s.state.unsettled == 0, s.row.sat == Sat.NO)
-
-
-def _views(s: Scene, _: Term) -> Term:
-    r = s.row
-    apart = r.launched.committed - r.settled.committed
-    sat = z3.And(r.base < s.state.t_launched, _in_flight(s), r.launched.seeded == 0)
-    sat = Z3.imp(r.sat == Sat.PLAIN, sat)
-    return Z3.imp(r.running, z3.And(apart == plain_flying(s), apart >= 0, sat))
-
-
-def _in_flight(s: Scene) -> Term:
-    return s.state.t_settled < s.state.t_launched
-
-
-def _settled_seeded(s: Scene, _: Term) -> Term:
-    r, x = s.row, s.state
-    kept = z3.And(r.running, z3.Or(z3.Not(r.counted), x.t_settled < r.lost_at))
-    seed = Z3.max(r.base, x.seed_settled) >= x.t_settled
-    return Z3.imp(kept, (r.settled.seeded == 1) == seed)
-
-
-def _settled_lost(s: Scene, _: Term) -> Term:
-    r = s.row
-    lost = z3.And(r.counted, s.state.t_settled >= r.lost_at)
-    return Z3.imp(r.running, (r.settled.lost == 1) == lost)
-
-
-def _lost_point(s: Scene, _: Term) -> Term:
-    r = s.row
-    outgrown = s.state.width < r.lost_at - r.point
-    said = z3.And(
-        r.launched.seeded == 0,
-        r.base <= r.point,
-        r.point <= Z3.max(r.base, s.state.f_launched),
-        r.lost_at <= s.state.t_launched,
-        r.base < r.lost_at,
-        z3.Or(z3.And(r.forgot, r.lost_at <= s.newest), z3.And(z3.Not(r.forgot), outgrown)),
-    )
-    return Z3.imp(z3.And(r.running, r.counted), said)
-
-
-def _last_point(s: Scene, _: Term) -> Term:
-    if s.mode in _SPECULATES:
-        return True
-    middle = _in_flight(s) if s.stage is Stage.IN_PLAIN else True
-    return z3.And(s.point_at(s.newest) == s.state.f_launched, middle)
-
-
-def _points(s: Scene, tick: Term) -> Term:
-    point = s.point_at(tick)
-    there = z3.And(s.state.t_settled <= tick, tick <= s.newest)
-    return Z3.imp(there, z3.And(point <= tick, point <= s.state.f_launched))
-
-
-def _flushes(s: Scene, tick: Term) -> Term:
-    before, lower = s.point_at(tick - 1), z3.Select(s.flights.lower, tick)
-    flush = z3.Select(s.flights.flush, tick)
-    carried = Z3.ite(flush != 0, Z3.max(before, tick - lower), before)
-    there = z3.And(s.state.t_settled < tick, tick <= s.newest)
-    said = z3.And(flush >= 0, flush <= 2, Z3.imp(flush != 0, lower >= 0))
-    return Z3.imp(there, z3.And(s.point_at(tick) == carried, said))
-
-
-def _fitted(s: Scene, tick: Term) -> Term:
-    wide = tick - Z3.max(s.row.base, s.point_at(tick - 1))
-    there = z3.And(s.state.t_settled < tick, tick <= s.newest)
-    return Z3.imp(z3.And(there, takes(s, tick), alive(s, tick)), wide <= s.state.width)
-
-
-def _forgets(s: Scene, tick: Term) -> Term:
-    # Weights changed when `tick` was newest.  A row this did not lose took no plain step since.
-    r, forget = s.row, z3.Select(s.flights.forget, tick)
-    there = z3.And(s.state.t_settled < tick, tick <= s.newest)
-    spared = z3.And(r.running, z3.Or(z3.Not(r.counted), tick < r.lost_at), forget != 0)
-    lost = z3.And(r.running, r.counted, r.forgot, tick == r.lost_at)
-    drops = [forget == 1 + mode for mode in (Mode.PLAIN, Mode.RESEEDING)]
-    return z3.And(
-        Z3.imp(z3.And(there, spared), r.base >= tick),
-        Z3.imp(z3.And(there, lost), z3.Or(*drops)),
-    )
-
-
-def _lost_points(s: Scene, tick: Term) -> Term:
-    r = s.row
-    reached = Z3.max(r.base, s.point_at(tick))
-    there = z3.And(s.state.t_settled <= tick, tick <= s.newest, r.running, r.counted)
-    # The launch that loses a row to the stash writes nothing of it any more, weights lose it later.
-    last = r.lost_at - z3.If(r.forgot, 0, 1)
-    before = Z3.imp(tick < r.lost_at, reached <= r.point)
-    after = Z3.imp(tick >= r.lost_at, reached >= r.point)
-    return Z3.imp(there, z3.And(before, after, Z3.imp(tick == last, reached == r.point)))
-
-
-def _clauses() -> tuple[Clause, ...]:
-    says = {i: INVARIANTS[i].says for i in ("I5", "I8", "I14", "I15")}
-    return (
-        Clause("ORDER", "A result settles after its launch, no count is negative.", True, _order),
-        Clause("WITHIN_STASH", "No gap of a row that is not lost outgrows.", True, _within_stash),
-        Clause("COVERED", "In SPEC and DRAINING nothing is missing.", True, _covered),
-        Clause("I5 launched", says["I5"], True, _i5("launched")),
-        Clause("I5 settled", says["I5"], True, _i5("settled")),
-        Clause("I8", says["I8"], True, _i8),
-        Clause("I14 launched", says["I14"], True, _i14("launched")),
-        Clause("I14 settled", says["I14"], True, _i14("settled")),
-        Clause("I15", says["I15"], True, _i15),
-        Clause("AGREE gap", "The counters' gap of the row is the row's.", True, _agree_gap),
-        Clause("AGREE seeded", "The counters' seed of the row is its.", True, _agree_seeded),
-        Clause("AGREE lost", "A row is lost where it is on the books so.", True, _agree_lost),
-        Clause("AGREE oldest", "No row that is not lost is older.", True, _agree_oldest),
-        Clause("AGREE alone", "Without such a row `oldest` is now.", True, _agree_alone),
-        Clause("AGREE rows", "`rows` counts the rows.", True, _agree_rows),
-        Clause("AGREE lost rows", "`lost` counts the lost rows.", True, _agree_lost_rows),
-        Clause("AGREE settled", "The settled gap is the row's.", True, _agree_settled),
-        Clause("ROOM", "What is in flight fits the reserve.", True, _room),
-        Clause("DRAINED OUT", "No speculation outlives a drain.", True, _none_speculates),
-        Clause("flags", "Flags are 0 or 1.", False, _flags),
-        Clause("settings", "Settings are in range and do not change.", False, _settings),
-        Clause("one reserve", "Both views own the same slots.", False, _one_reserve),
-        Clause("others", "Of the other rows no more are lost than live.", False, _others),
-        Clause("no row", "A request that does not decode is in no flight.", False, _no_row),
-        Clause("none lost", "In RESEEDING no row is lost.", False, _none_lost),
-        Clause("flying", "Who is in a speculative flight.", False, _flying),
-        Clause("spec point", "Speculation leaves the flush point.", False, _spec_point),
-        Clause("fresh", "With the reseed settled, so is all it wrote.", False, _fresh),
-        Clause("full stash", "Rows that speculate need no stash.", False, _full_stash),
-        Clause("stages", "A launch is its mode's, a reseed's comes next.", False, _stages),
-        Clause("views", "The views are as far apart as what is in flight.", False, _views),
-        Clause("settled seeded", "Seeds in the settled view.", False, _settled_seeded),
-        Clause("settled lost", "Losses in the settled view.", False, _settled_lost),
-        Clause("lost point", "To where a lost row is covered.", False, _lost_point),
-        Clause("last point", "The newest launch has the newest point.", False, _last_point),
-        Clause("points", "Flush points never fall.", False, _points),
-        Clause("flushes", "A flight's point is its flush's.", False, _flushes),
-        Clause("fitted", "A row in flight was not outgrown.", False, _fitted),
-        Clause("forgets", "Weights that changed in flight.", False, _forgets),
-        Clause("lost points", "Flush points around a loss.", False, _lost_points),
-    )
-
-
-CLAUSES = _clauses()
+CLAUSES = (
+    Clause("ORDER", "A result settles after its launch, no count is negative.", True, _order),
+    Clause("WITHIN_STASH", "No gap of a row that is not lost outgrows.", True, _within_stash),
+    Clause("COVERED", "In SPEC and DRAINING nothing is missing.", True, _covered),
+    Clause("I5 launched", _SAYS["I5"], True, _i5("launched")),
+    Clause("I5 settled", _SAYS["I5"], True, _i5("settled")),
+    Clause("I8", _SAYS["I8"], True, _i8),
+    Clause("I14 launched", _SAYS["I14"], True, _i14("launched")),
+    Clause("I14 settled", _SAYS["I14"], True, _i14("settled")),
+    Clause("I15", _SAYS["I15"], True, _i15),
+    Clause("AGREE gap", "The counters' gap of the row is the row's.", True, _agree_gap),
+    Clause("AGREE seeded", "The counters' seed of the row is its.", True, _agree_seeded),
+    Clause("AGREE lost", "A row is lost where it is on the books so.", True, _agree_lost),
+    Clause("AGREE oldest", "No row that is not lost is older.", True, _agree_oldest),
+    Clause("AGREE alone", "Without such a row `oldest` is now.", True, _agree_alone),
+    Clause("AGREE rows", "`rows` counts the rows.", True, _agree_rows),
+    Clause("AGREE lost rows", "`lost` counts the lost rows.", True, _agree_lost_rows),
+    Clause("AGREE flights", "The counters count what is in flight.", True, _agree_flights),
+    Clause("AGREE settled", "The settled gap is the row's.", True, _agree_settled),
+    Clause("ROOM", "What is in flight fits the reserve.", True, _room),
+    Clause("DRAINED OUT", "No speculation outlives a drain.", True, _none_speculates),
+    *SUPPORT,
+)
 """The invariant; its conjunction is what is shown to be inductive."""
 
-
-def conjuncts(term: Any) -> list[Any]:
-    """The conjuncts of a term; those of an implication's right side, each under its left."""
-    if term is True:
-        return []
-    if isinstance(term, bool):
-        return [z3.BoolVal(term)]
-    if z3.is_and(term):
-        return [c for child in term.children() for c in conjuncts(child)]
-    if z3.is_implies(term):
-        left, right = term.children()
-        return [z3.Implies(left, part) for part in conjuncts(right)]
-    return [] if z3.is_true(term) else [term]
-
-
-__all__ = [
-    "CLAUSES",
-    "TICK",
-    "Clause",
-    "conjuncts",
-    "gap",
-    "plain_flying",
-    "settled_gap",
-    "takes",
-]
+__all__ = ["CLAUSES"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import z3
 
-from spec_fsm_model.prove_claims import CLAUSES, TICK, conjuncts
+from spec_fsm_model.prove_claims import CLAUSES
+from spec_fsm_model.prove_support import TICK, conjuncts
 from spec_fsm_model.symbolic import Stage, scene
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Question:
         self._guards: list[str] = []
         self.model: Any = None
         self.core: set[str] = set()
-        for name, term in _invariant(before):
+        for name, term in _invariant(before.mode, before.stage):
             self._hang(name, term)
         for name, guard in (guards or {}).items():
             self._guards.append(name)
@@ -78,30 +80,31 @@ class Question:
         return self.model
 
 
-_INVARIANTS: dict[tuple[Mode, Stage], list[tuple[str, Term]]] = {}
-
-
-def _invariant(before: Scene) -> list[tuple[str, Term]]:
-    """Each clause of a scene, at every tick a step can be about."""
-    key = (before.mode, before.stage)
-    if key not in _INVARIANTS:
-        free = scene(*key)
-        t = free.state.t_settled
-        terms = []
+@cache
+def _invariant(mode: Mode, stage: Stage) -> list[tuple[str, Term]]:
+    """Each clause of a mode and stage, at every tick a step can be about."""
+    free = scene(mode, stage)
+    t = free.state.t_settled
+    said: dict[str, dict[int, Term]] = {}
+    for tick in (TICK, t, t + 1, free.newest):
         for clause in CLAUSES:
-            said = {
-                c.get_id(): c
-                for x in (TICK, t, t + 1, free.newest)
-                for c in conjuncts(clause.term(free, x))
-            }
-            terms.append((clause.name, z3.And(*said.values())))
-        _INVARIANTS[key] = terms
-    return _INVARIANTS[key]
+            term = clause.term(free, tick)
+            if term is not True:
+                term = z3.BoolVal(False) if term is False else term
+                said.setdefault(clause.name, {})[term.get_id()] = term
+    return [(name, z3.And(*terms.values())) for name, terms in said.items()]
 
 
 def goals(after: Scene) -> list[tuple[str, Term]]:
-    """Every conjunct of every clause of a scene, with the clause's name."""
-    return [(c.name, term) for c in CLAUSES for term in conjuncts(c.term(after, TICK))]
+    """What every clause says of a scene, with the clause's name; clauses silent there left out."""
+    said = ((clause.name, clause.term(after, TICK)) for clause in CLAUSES)
+    return [(name, term) for name, term in said if term is not True]
+
+
+@cache
+def obligations(mode: Mode, stage: Stage) -> int:
+    """Conjuncts of all clauses in a mode and stage: each is an obligation of every step there."""
+    return sum(len(conjuncts(term)) for _, term in goals(scene(mode, stage)))
 
 
 def negated(terms: Iterable[Term]) -> Term:
@@ -109,4 +112,4 @@ def negated(terms: Iterable[Term]) -> Term:
     return z3.Or(*(z3.Not(t) for t in terms))
 
 
-__all__ = ["TIMEOUT_MS", "Question", "goals", "negated"]
+__all__ = ["TIMEOUT_MS", "Question", "goals", "negated", "obligations"]

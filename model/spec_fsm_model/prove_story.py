@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from spec_fsm.ops import Term
-    from spec_fsm_model.prove_steps import Step
+    from spec_fsm_model.prove_edges import Step
     from spec_fsm_model.symbolic import Scene
 
 _STAGES = {

@@ -50,6 +50,9 @@ class _Z3Ops:
     def eq(self, left: Term, right: Term) -> Term:
         return left == right
 
+    def div(self, left: Term, right: Term) -> Term:
+        return left / right  # of integers; rounds down, as the divisor is positive
+
 
 Z3: Ops = _Z3Ops()
 
@@ -102,12 +105,15 @@ class SymbolicRow(NamedTuple):
 class Flights(NamedTuple):
     """Launches in flight, any number of them; the arrays are read at the tick of a plain launch.
 
-    point: flush point after it.  flush: 0, or which edge's flush it carries (1 FLUSHED, 2
-    SLICE_DONE).  lower: the ages below this one that flush leaves missing.  forget: 0, or one more
-    than the mode in which new weights came while it was the newest.  reseeds: 1 if the oldest
-    speculative launch in flight reseeded.  spec_point: flush point of those in flight.
+    plain, speculative: how many of each there are.  point: flush point after it.  flush: 0, or
+    which edge's flush it carries (1 FLUSHED, 2 SLICE_DONE).  lower: the ages below this one that
+    flush leaves missing.  forget: 0, or one more than the mode in which new weights came while it
+    was the newest.  reseeds: 1 if the oldest speculative launch in flight reseeded.  spec_point:
+    flush point of the speculative ones in flight.
     """
 
+    plain: Term
+    speculative: Term
     point: Term
     flush: Term
     lower: Term
@@ -179,6 +185,8 @@ def scene(mode: Mode, stage: Stage) -> Scene:
     )
     ticks = z3.IntSort()
     flights = Flights(
+        plain=z3.Int("plain_in_flight"),
+        speculative=z3.Int("speculative_in_flight"),
         point=z3.Array("point of", ticks, ticks),
         flush=z3.Array("flush of", ticks, ticks),
         lower=z3.Array("lower of", ticks, ticks),
