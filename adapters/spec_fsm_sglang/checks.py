@@ -16,6 +16,7 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from spec_fsm import Action, Mode, ShapeViolation
+from spec_fsm_sglang import graph_checks
 from spec_fsm_sglang.ownership import STRICT
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class TensorChecks:
         checks.violated(invariant, detail)
         if self._raises:
             raise ShapeViolation(detail, mode=self._lifecycle.mode, invariant=invariant)
+
+    def watch_graphs(self) -> None:
+        """I12, I13 at every graph replay; nothing on a server without graphs."""
+        graph_checks.watch(self._controller.worker, self._expect)
 
     @property
     def _plain_in_flight(self) -> int:
@@ -168,7 +173,9 @@ class TensorChecks:
         in_flight = self._lifecycle.ledger.in_flight - (plan.action is not Action.RESEED)
         settled = in_flight == 0
         for req, token in zip(batch.reqs, tokens, strict=True):
-            last = req.output_ids[-1] if settled and req.output_ids else token
+            # A row prefilled again after a retraction has outputs, but not the token in flight.
+            known = len(req.origin_input_ids) + len(req.output_ids) > req.kv.kv_committed_len
+            last = req.output_ids[-1] if settled and known and req.output_ids else token
             self._expect(
                 "I17",
                 token >= 0 and (token == last or req.finished()),
