@@ -126,7 +126,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         self.stash.record(rows, positions, hidden_states, result.next_token_ids)
         if plan.flush_upper > plan.flush_lower:
             with self._rebuilding():
-                self._flush(fsm, batch, new_seq_lens, plan)
+                self._flush_or_retry(fsm, batch, new_seq_lens, plan)
         plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
         return result
 
@@ -142,6 +142,23 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             none = (SpecInfo.NONE, Hidden.NULL)
             fsm.lifecycle.check_launch(Phase.FLUSH, *sizes, *none, width=rows * ages)
         self.rebuild.flush(batch, committed, plan.flush_upper, plan.flush_lower)
+
+    def _flush_or_retry(
+        self, fsm: Controller, batch: ScheduleBatch, committed: torch.Tensor, plan: Plan
+    ) -> None:
+        """A flush beside a plain step, which the ledger counts as done once it is planned.
+
+        If it fails (a whole slice may not fit the memory that is left) it is made again one
+        position at a time, which needs the least; raises what that raises.
+        """
+        try:
+            self._flush(fsm, batch, committed, plan)
+        except SpecFsmError:
+            raise
+        except Exception:
+            logger.exception("spec-fsm: a flush failed; once more, position by position")
+            for age in range(plan.flush_upper, plan.flush_lower, -1):
+                self.rebuild.flush(batch, committed, age, age - 1)
 
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
         """Rebuild what is left of every gap, and the seeds; False if that failed.
