@@ -179,10 +179,9 @@ def _settle_plain(_: Ops, s: State, a: Arg) -> State:
     return s._replace(t_settled=s.t_settled + 1, f_settled=a.point)
 
 
-def _row_in(ops: Ops, s: State, _: Arg) -> State:
-    # A join is never older than the rows that are here, so it moves `oldest` only if none is.
-    alone = ops.eq(s.rows, s.lost)
-    return s._replace(rows=s.rows + 1, oldest=ops.ite(alone, s.t_launched, s.oldest))
+def _row_in(_: Ops, s: State, __: Arg) -> State:
+    # `oldest` stays: a join is never older than the rows here, and without one it is now already.
+    return s._replace(rows=s.rows + 1)
 
 
 def _row_out(_: Ops, s: State, a: Arg) -> State:

@@ -19,6 +19,7 @@ from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.progress import progress_all
 from spec_fsm_model.prove import Proof, Prover
+from spec_fsm_model.prove_question import TIMEOUT_MS
 from spec_fsm_model.report import story, write
 from spec_fsm_model.trace_check import check_file
 
@@ -131,11 +132,16 @@ def model_docs(
 
 
 @app.command("prove")
-def model_prove(as_json: AsJson = False) -> None:
+def model_prove(
+    timeout: Annotated[
+        int, typer.Option(help="Milliseconds z3 may take for one question.", min=1)
+    ] = TIMEOUT_MS,
+    as_json: AsJson = False,
+) -> None:
     """Prove every claim for any number of rows, sizes and launches in flight, with z3."""
     console = Console(stderr=True)
     with console.status("proving"):
-        proof = Prover().prove()
+        proof = Prover(timeout).prove()
     _show_proof(proof, Console(stderr=as_json))
     if as_json:
         write([json.dumps(proof.as_dict())])

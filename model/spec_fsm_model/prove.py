@@ -9,8 +9,8 @@ INDUCTION  One for each step of each edge and each conjunct of each clause: if t
            can be reached, whatever the numbers: rows, launches in flight, width of the stash and of
            a slice, dwell, prompt and accept lengths, topk, steps, draft tokens and page size.
 PROMISE    What must hold of a step itself: a flush leaves no hole below what it writes, the rest
-           of a reseed fits one slice, the cache is emptied while no row lives, and a drain that is
-           over changes nothing but the mode.
+           of a reseed fits one slice, the cache is emptied while no row lives, no row keeps a stash
+           of old weights, and a drain that is over changes nothing but the mode.
 ACCEPTED   What has happened is not refused: its guards follow from the invariant; and where the
            table has no edge, or the mode no such launch, it cannot have happened.
 FIRES      Every edge can be followed from some state of the invariant, so that none of the above
@@ -61,7 +61,7 @@ class Failure:
     """An obligation that does not hold, or that z3 did not decide.
 
     kind: INIT, INDUCTION, PROMISE, ACCEPTED, FIRES, NEEDED or LAWS.  at: the step, edge or law.
-    claim: the clause, promise or guard.  lines: the counterexample as a story.
+    claim: the clause, promise or guard.  lines: the counterexample as a story, told once a step.
     """
 
     kind: str
@@ -170,7 +170,7 @@ class Prover:
             if first and proof.verdict is Verdict.REFUTED:
                 break
         else:
-            if whole:
+            if whole and proof.verdict is Verdict.PROVED:
                 self._needed(proof, parts)
         proof.seconds = time.perf_counter() - began
         return proof
@@ -220,15 +220,23 @@ class Prover:
     def _broken(
         self, step: Step, question: Question, wanted: list[tuple[str, Term]]
     ) -> Iterator[Failure]:
+        """The obligations of a step one by one; the first that fails comes with a story."""
+        told = False
         for name, term in ((n, c) for n, clause in wanted for c in conjuncts(clause)):
             kind = "PROMISE" if name in step.promises else "INDUCTION"
             answer = question.ask(z3.Not(term))
+            if answer == z3.unsat:
+                continue
+            failure = Failure(kind, step.name, name, Verdict.UNDETERMINED)
             if answer == z3.sat:
-                model = question.small(numbers(step), z3.Not(term))
-                lines = story(step, model, name, SAYS[name], term)
-                yield Failure(kind, step.name, name, Verdict.REFUTED, lines)
-            elif answer != z3.unsat:
-                yield Failure(kind, step.name, name, Verdict.UNDETERMINED)
+                lines = [] if told else self._story(step, question, name, term)
+                told, failure = True, replace(failure, verdict=Verdict.REFUTED, lines=lines)
+            yield failure
+
+    @staticmethod
+    def _story(step: Step, question: Question, name: str, term: Term) -> list[str]:
+        model = question.small(numbers(step), z3.Not(term))
+        return story(step, model, name, SAYS[name], term)
 
     def _accepted(self, step: Step, question: Question, part: _Part) -> None:
         """The guards of a fact follow from the invariant."""
@@ -298,24 +306,29 @@ class Prover:
         for clause in CLAUSES:
             if clause.claim:
                 proof.needed[clause.name] = "a claim by itself"
-            elif at := _leaning(clause.name, leans):
+                continue
+            verdict, at = _leaning(clause.name, leans)
+            if verdict is Verdict.PROVED:
                 proof.needed[clause.name] = f"{at} needs it"
             else:
-                failure = Failure("NEEDED", "the invariant", clause.name, Verdict.REFUTED)
+                failure = Failure("NEEDED", "the invariant", clause.name, verdict)
                 proof.failures.append(failure)
         guards = {name for lean in leans for name in lean.step.guards}
-        proof.idle_guards = sorted(g for g in guards if not _leaning(g, leans))
+        proof.idle_guards = sorted(g for g in guards if _leaning(g, leans)[0] is Verdict.REFUTED)
 
 
-def _leaning(name: str, leans: list[_Lean]) -> str:
-    """A step of which less is proved without the clause or guard `name`, or empty."""
+def _leaning(name: str, leans: list[_Lean]) -> tuple[Verdict, str]:
+    """Whether some proof needs the clause or guard `name`, and the step it is about."""
+    verdict = Verdict.REFUTED
     for step, question, core, wanted, guards in leans:
         rest = [term for claim, term in wanted if claim != name]
         if name in core and rest:
             answer = question.ask(negated(rest), without=name, guards=guards)
             if answer == z3.sat:
-                return step.name
-    return ""
+                return Verdict.PROVED, step.name
+            if answer != z3.unsat:
+                verdict = Verdict.UNDETERMINED
+    return verdict, ""
 
 
 def prove(rules: Rules = RULES, *, first: bool = False, whole: bool = True) -> Proof:

@@ -47,6 +47,7 @@ PROMISES = {
     "SLICE FITS": "What a reseed writes of a row fits one slice.",
     "MATRIX": "The mode allows the phases that a flush or a reseed launches.",
     "CACHE": "The prefix cache is emptied while no row lives.",
+    "OLD WEIGHTS": "A row that needs what was stashed under the old weights is lost.",
     "DRAINED IS IDLE": "A drain that is over changes nothing but the mode.",
 }
 

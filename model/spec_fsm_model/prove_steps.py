@@ -117,28 +117,29 @@ class Steps(Launches):
         before, a, after = self._begin(edge)
         s, r = before.state, before.row
         guards = self._guards(edge, s, a)
-        if edge.row_effect is None:
-            contract = [a.lost == 0, a.oldest == s.oldest]
-            return Step(edge.event, "", before, after, a, contract, guards, edge, TRUE)
         launched = self._on_row(edge, s, r.launched, a)
+        needs = z3.And(r.running, r.launched.seeded == 0)
+        promises = {"OLD WEIGHTS": Z3.imp(needs, launched.lost == 1)}
+        if edge.row_effect is None:
+            # Nothing is stashed where rows are not to forget: no row becomes lost.
+            contract = [a.lost == 0, a.oldest == s.oldest]
+            return Step(edge.event, "", before, after, a, contract, guards, edge, TRUE, promises)
         newly = z3.And(r.running, r.launched.lost == 0, launched.lost == 1)
         more = z3.Int("others that are lost now")
         idle = nothing_flies(before)
-        settled = select(idle, self._on_row(edge, s, r.settled, a), r.settled)
         row = r._replace(
             launched=launched,
-            settled=settled,
+            settled=select(idle, self._on_row(edge, s, r.settled, a), r.settled),
             counted=z3.Or(r.counted, newly),
             point=z3.If(newly, Z3.max(r.base, s.f_launched), r.point),
             lost_at=z3.If(newly, s.t_launched, r.lost_at),
             forgot=z3.If(newly, True, r.forgot),
         )
         forget = z3.Store(before.flights.forget, s.t_launched, 1 + edge.source)
-        flights = before.flights._replace(forget=select(idle, before.flights.forget, forget))
         after = replace(
             after,
             row=select(r.running, row, r),
-            flights=flights,
+            flights=before.flights._replace(forget=select(idle, before.flights.forget, forget)),
             others_lost=before.others_lost + more,
         )
         contract = [
@@ -147,8 +148,7 @@ class Steps(Launches):
             a.lost == more + z3.If(newly, 1, 0),
             *oldest_after(before, after, a),
         ]
-        happened = TRUE
-        return Step(edge.event, "", before, after, a, contract, guards, edge, happened)
+        return Step(edge.event, "", before, after, a, contract, guards, edge, TRUE, promises)
 
     # -- requests -------------------------------------------------------------------------
 

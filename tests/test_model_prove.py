@@ -1,0 +1,638 @@
+"""`model prove`: the table is proved, faults are refuted with a story, and no rule is copied."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import random
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import z3
+from typer.testing import CliRunner
+
+import spec_fsm_model
+from spec_fsm import Action, Event, Mode, Phase, PolicyConfig, StashConfig, invariants, laws
+from spec_fsm import _rules as rules_module
+from spec_fsm._rules import EFFECTS, GUARDS, ROW_EFFECTS, Arg, RowState, State, max_gap
+from spec_fsm._table import ALLOWED, EDGE_OF, EDGES
+from spec_fsm.invariants import ROW_PREDICATES, STATE_PREDICATES
+from spec_fsm.ledger import Ledger
+from spec_fsm_model import prove as prove_module
+from spec_fsm_model import prove_question
+from spec_fsm_model.cli import app
+from spec_fsm_model.environment import Environment
+from spec_fsm_model.explore import Verdict
+from spec_fsm_model.planner import plan_for
+from spec_fsm_model.prove import SAYS, Failure, Proof, Prover, prove
+from spec_fsm_model.prove_claims import CLAUSES
+from spec_fsm_model.prove_equal import equal
+from spec_fsm_model.prove_laws import SHAPE
+from spec_fsm_model.prove_steps import Steps
+from spec_fsm_model.prove_support import Clause, settled_gap
+from spec_fsm_model.rules import RULES, Rules
+from spec_fsm_model.symbolic import Z3, Sat, Stage, scene
+from spec_fsm_model.world import Bounds, World, start
+from spec_fsm_model.world import Stage as RequestStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spec_fsm.ops import Ops
+
+
+@cache
+def table() -> tuple[Prover, Proof, float]:
+    """A prover that has proved the table, the proof, and the processor time it took."""
+    prover, began = Prover(), time.process_time()
+    proof = prover.prove()
+    return prover, proof, time.process_time() - began
+
+
+# -- the table ----------------------------------------------------------------------------
+
+
+def test_every_claim_is_proved_of_the_table() -> None:
+    """All obligations hold, there are some of every kind, and it is quick."""
+    _, proof, seconds = table()
+    assert proof.failures == []
+    assert proof.verdict is Verdict.PROVED
+    kinds = {"INIT", "INDUCTION", "PROMISE", "ACCEPTED", "FIRES", "NEEDED", "LAWS"}
+    assert kinds == set(proof.obligations)
+    assert proof.obligations["FIRES"] == len(EDGES)
+    assert proof.obligations["INDUCTION"] > 50 * len(EDGES)
+    assert seconds < 20
+
+
+def test_no_clause_is_idle_and_one_guard_is() -> None:
+    """Each clause is a claim or carries another's induction; DWELL_OVER carries no number."""
+    _, proof, _ = table()
+    assert set(proof.needed) == {clause.name for clause in CLAUSES}
+    for clause in CLAUSES:
+        assert clause.claim is (proof.needed[clause.name] == "a claim by itself")
+    assert proof.idle_guards == ["DWELL_OVER"]
+
+
+def test_the_command_ends_in_the_verdict() -> None:
+    """Exit code 0 and what was proved, or 2 where z3 was given no time."""
+    done = CliRunner().invoke(app, ["prove", "--json"])
+    assert done.exit_code == 0, done.output
+    assert '"verdict": "proved"' in done.output
+    done = CliRunner().invoke(app, ["prove", "--timeout", "1"])
+    assert done.exit_code == 2, done.output
+    assert "verdict: undetermined" in done.output
+    assert "is refuted" not in done.output
+
+
+# -- one definition -----------------------------------------------------------------------
+
+
+def test_the_prover_reads_what_runs() -> None:
+    """Every edge, guard, effect and row effect the prover evaluated is the object that runs."""
+    steps = Steps(RULES)
+    for mode in Mode:
+        for event in Event:
+            list(steps.of(mode, event))
+    read = {(what, key): value for what, key, value in steps.reads if value is not None}
+    runs = {
+        **{("edges", key): edge for key, edge in EDGE_OF.items()},
+        **{("guards", name): rule for name, rule in GUARDS.items()},
+        **{("effects", name): rule for name, rule in EFFECTS.items()},
+        **{("row_effects", name): rule for name, rule in ROW_EFFECTS.items()},
+        **{("allowed", mode): phases for mode, phases in ALLOWED.items()},
+    }
+    assert read.keys() == runs.keys()
+    assert all(read[key] is runs[key] for key in runs)
+
+
+@pytest.mark.parametrize("name", [*ROW_PREDICATES, *STATE_PREDICATES])
+def test_the_invariants_are_those_that_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each predicate of `spec_fsm.invariants` is evaluated over z3 terms, in some mode."""
+    asked: list[Ops] = []
+    kind = ROW_PREDICATES if name in ROW_PREDICATES else STATE_PREDICATES
+    says: Any = kind[name]
+
+    def watched(ops: Ops, record: Any) -> Any:
+        asked.append(ops)
+        return says(ops, record)
+
+    monkeypatch.setitem(kind, name, watched)  # type: ignore[arg-type]
+    for mode in Mode:
+        prove_question.goals(scene(mode, Stage.BOUNDARY))
+    assert asked
+    assert all(ops is Z3 for ops in asked)
+
+
+RULE_MODULES = (rules_module, invariants, laws)
+FIELDS = {*State._fields, *RowState._fields, *Arg._fields, *type(SHAPE)._fields, "plans_window"}
+
+
+READINGS = {"And": "all", "Or": "any", "Not": "not_", "Implies": "imp", "If": "ite"}
+
+
+class _Plain(ast.NodeTransformer):
+    """Brings an expression into a form in which names of variables and readings do not matter."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name("_")
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if node.attr in FIELDS:
+            return ast.Name(node.attr)
+        return ast.Name(READINGS.get(node.attr, node.attr))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node = self.generic_visit(node)  # type: ignore[assignment]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name == "eq":
+            return ast.Compare(node.args[0], [ast.Eq()], [node.args[1]])
+        keywords = sorted(node.keywords, key=lambda k: k.arg or "")
+        return ast.Call(node.func, node.args, keywords)
+
+
+def _forms(tree: ast.AST) -> Iterator[str]:
+    """Every expression below a node that speaks of two fields or more, in plain form."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.BinOp, ast.Compare, ast.Call, ast.BoolOp)):
+            names = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+            keywords = [k.arg for k in getattr(node, "keywords", ())]
+            if len({*names, *keywords} & FIELDS) >= 2:
+                yield ast.unparse(_Plain().visit(ast.parse(ast.unparse(node), mode="eval")))
+
+
+def _rules_of(module: Any) -> Iterator[str]:
+    """What each rule of a module returns, in plain form."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.FunctionDef):
+            for statement in ast.walk(node):
+                if isinstance(statement, ast.Return) and statement.value is not None:
+                    wanted = ast.unparse(
+                        _Plain().visit(ast.parse(ast.unparse(statement.value), mode="eval"))
+                    )
+                    if wanted in set(_forms(statement.value)):
+                        yield wanted
+
+
+def copies(source: str) -> set[str]:
+    """The rules of `spec_fsm` that a source text says again."""
+    said = {rule for module in RULE_MODULES for rule in _rules_of(module)}
+    return said & set(_forms(ast.parse(source)))
+
+
+def test_the_model_says_no_rule_again() -> None:
+    """No expression of the model is what a guard, an effect, an invariant or a law returns."""
+    for file in Path(spec_fsm_model.__file__).parent.glob("*.py"):
+        assert copies(file.read_text()) == set(), file.name
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "gap = x.t_launched - Z3.max(x.oldest, x.f_launched)",
+        "z3.And(row.covered >= 0, row.covered <= row.committed, row.committed <= row.reserved)",
+        "state._replace(t_settled=state.t_settled + 1, f_settled=brings.point)",
+        "now.t_settled < now.t_launched",
+        "z3.If(n.plans_window, rows * n.num_draft_tokens, slots(Phase.DRAFT, rows, n))",
+    ],
+)
+def test_a_copy_would_be_seen(copy: str) -> None:
+    """A rule said again, with other names and in the words of z3, is found."""
+    assert copies(copy) != set()
+
+
+# -- faults -------------------------------------------------------------------------------
+
+
+def edge(mode: Mode, event: Event, **new: Any) -> Rules:
+    """The rules with one edge changed."""
+    return replace(RULES, edges={**EDGE_OF, (mode, event): replace(EDGE_OF[mode, event], **new)})
+
+
+def without(mode: Mode, event: Event) -> Rules:
+    """The rules without one edge."""
+    return replace(RULES, edges={k: e for k, e in EDGE_OF.items() if k != (mode, event)})
+
+
+def guard(name: str, rule: Any) -> Rules:
+    """The rules with one guard replaced."""
+    return replace(RULES, guards={**GUARDS, name: rule})
+
+
+def effect(name: str, **wrong: Any) -> Rules:
+    """The rules with fields of one effect on the counters wrong; each is given by a function."""
+
+    def rule(ops: Ops, s: State, a: Arg) -> State:
+        after = EFFECTS[name](ops, s, a)
+        return after._replace(**{field: value(s, after) for field, value in wrong.items()})
+
+    return replace(RULES, effects={**EFFECTS, name: rule})
+
+
+def row(name: str, **wrong: Any) -> Rules:
+    """The rules with fields of one row effect wrong; each is given by a function."""
+
+    def rule(ops: Ops, s: State, r: RowState, a: Arg) -> RowState:
+        after = ROW_EFFECTS[name](ops, s, r, a)
+        return after._replace(**{field: value(r, after) for field, value in wrong.items()})
+
+    return replace(RULES, row_effects={**ROW_EFFECTS, name: rule})
+
+
+def matrix(mode: Mode, *phases: Phase) -> Rules:
+    """The rules with the phases of one mode changed."""
+    return replace(RULES, allowed={**ALLOWED, mode: frozenset(phases)})
+
+
+def _always(*_: Any) -> Any:
+    return z3.BoolVal(True)
+
+
+def _before(name: str) -> Any:
+    """The field is left as it was."""
+    return lambda before, _: getattr(before, name)
+
+
+M, E = Mode, Event
+FAULTS: dict[str, tuple[Rules, str]] = {
+    "no drain": (edge(M.SPEC, E.LOAD_ROSE, target=M.PLAIN), "DRAINED OUT"),
+    "a drain that does not wait": (edge(M.DRAINING, E.DRAINED, guards=()), "DRAINED OUT"),
+    "a reseed of any size": (edge(M.RESEEDING, E.RESEEDED, guards=()), "SLICE FITS"),
+    "a reseed without seeds": (edge(M.RESEEDING, E.RESEEDED, effects=()), "COVERED"),
+    "a reseed that writes nothing": (edge(M.RESEEDING, E.RESEEDED, row_effect=None), "I8"),
+    "weights forget nothing": (edge(M.PLAIN, E.WEIGHTS_CHANGED, row_effect=None), "OLD WEIGHTS"),
+    "results that are not in flight": (edge(M.SPEC, E.SETTLED, guards=()), "ORDER"),
+    "plain results that are not in flight": (edge(M.PLAIN, E.DECODED, guards=()), "ORDER"),
+    "a row that joins twice": (edge(M.PLAIN, E.PREFILLED, guards=()), "AGREE rows"),
+    "a cache emptied at any time": (edge(M.SPEC, E.CACHE_FLUSHED, guards=()), "CACHE"),
+    "a launch of any kind": (edge(M.SPEC, E.LAUNCHED, guards=()), "COVERED"),
+    "a row dropped too early": (edge(M.PLAIN, E.STASH_DROPPED, guards=()), "lost point"),
+    "a gap as wide as the stash": (
+        guard("REBUILDABLE", lambda o, s, _: o.all(o.eq(s.lost, 0), max_gap(o, s) <= s.width)),
+        "WITHIN_STASH",
+    ),
+    "speculation with a lost row": (
+        guard("REBUILDABLE", lambda o, s, _: max_gap(o, s) < s.width),
+        "none lost",
+    ),
+    "a flush above a hole": (
+        guard("REACHES_OLDEST", lambda o, s, a: o.all(a.lower >= 0, a.lower <= a.upper)),
+        "NO HOLE",
+    ),
+    "a flush of what is to come": (
+        guard("REACHES_OLDEST", lambda o, s, a: a.upper >= max_gap(o, s)),
+        "ORDER",
+    ),
+    "a launch that is not counted": (effect("LAUNCH", unsettled=_before("unsettled")), "flying"),
+    "oldest that stands still": (effect("LAUNCH", oldest=_before("oldest")), "AGREE alone"),
+    "a result that moves no point": (
+        effect("SETTLE_PLAIN", f_settled=_before("f_settled")),
+        "AGREE settled",
+    ),
+    "rows that are not counted": (effect("ROW_OUT", rows=_before("rows")), "AGREE rows"),
+    "losses that are not counted": (effect("ROW_LOST", lost=_before("lost")), "AGREE lost rows"),
+    "a loss that moves no oldest": (effect("ROW_LOST", oldest=_before("oldest")), "AGREE alone"),
+    "a row in that is the oldest": (
+        effect("ROW_IN", oldest=lambda s, _: s.t_launched),
+        "AGREE oldest",
+    ),
+    "a slice that is not counted": (
+        effect("COVER_SLICE", f_launched=_before("f_launched")),
+        "AGREE gap",
+    ),
+    "a plain token that covers itself": (
+        row("ROW_DECODE", covered=lambda _, after: after.committed),
+        "AGREE gap",
+    ),
+    "a plain step that keeps the seed": (
+        row("ROW_DECODE", seeded=_before("seeded")),
+        "AGREE seeded",
+    ),
+    "a plain step that stashes nothing": (
+        row("ROW_DECODE", stashed=lambda _, after: after.committed),
+        "I14 launched",
+    ),
+    "a gap that loses no row": (row("ROW_DECODE", lost=_before("lost")), "AGREE lost"),
+    "a verify that covers nothing": (row("ROW_ACCEPT", covered=_before("covered")), "I8"),
+    "a flush that writes nothing": (row("ROW_FLUSH", covered=_before("covered")), "I15"),
+    "a flush that writes too much": (
+        row("ROW_FLUSH", covered=lambda r, _: r.committed + 1),
+        "I5 launched",
+    ),
+    "a prefill that covers nothing": (row("ROW_PREFILL", covered=lambda *_: 0), "I8"),
+    "a chunk beyond its slots": (
+        row("ROW_CHUNK", committed=lambda r, _: r.reserved + 1),
+        "I5 settled",
+    ),
+    "a plain step of two tokens": (
+        row("ROW_DECODE", committed=lambda _, after: after.committed + 1),
+        "views",
+    ),
+    "a fresh row in an old stash": (
+        row("ROW_FORGET_STASH", lost=_before("lost")),
+        "OLD WEIGHTS",
+    ),
+    "a fact without an edge": (without(M.PLAIN, E.STASH_DROPPED), "an edge"),
+    "a fact that is refused": (guard("PLAIN_IN_FLIGHT", lambda *_: False), "PLAIN_IN_FLIGHT"),
+    "an edge nothing follows": (
+        edge(M.SPEC, E.LOAD_ROSE, guards=("NOTHING_UNSETTLED", "SPECULATIVE_IN_FLIGHT")),
+        "can be followed",
+    ),
+    "a mode that may not do its work": (matrix(M.PLAIN, Phase.PREFILL), "ALLOWED"),
+    "a mode that may not flush": (
+        matrix(M.PLAIN, Phase.PREFILL, Phase.IDLE, Phase.PLAIN_DECODE),
+        "MATRIX",
+    ),
+    "plain steps among speculation": (
+        matrix(M.SPEC, *ALLOWED[M.SPEC], Phase.PLAIN_DECODE),
+        "CARRIES",
+    ),
+    "a drain that changes something": (
+        effect("COVER_ALL", f_settled=lambda s, _: s.f_settled + 1),
+        "DRAINED IS IDLE",
+    ),
+}
+
+
+@cache
+def failures(name: str) -> tuple[Failure, ...]:
+    """What a prover that has proved the table finds wrong with a faulty one."""
+    prover, _, _ = table()
+    return tuple(prover.prove(FAULTS[name][0], whole=False).failures)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_seeded_fault_is_refuted(name: str) -> None:
+    """The claim, clause or guard is named, and nothing is left open."""
+    found = failures(name)
+    assert FAULTS[name][1] in {f.claim for f in found}
+    assert {f.verdict for f in found} == {Verdict.REFUTED}
+
+
+def test_every_claim_is_broken_by_a_fault() -> None:
+    """No claim and no promise is one that nothing can break."""
+    broken = {f.claim for name in FAULTS for f in failures(name)}
+    claims = {c.name for c in CLAUSES if c.claim} | (SAYS.keys() - {c.name for c in CLAUSES})
+    assert claims <= broken
+
+
+def test_a_counterexample_is_a_story() -> None:
+    """It names event and mode, what the event brings, both scenes, and what broke."""
+    (failure,) = [f for f in failures("a gap as wide as the stash") if f.lines]
+    text = "\n".join(failure.lines)
+    assert text.startswith("counterexample: LOAD_FELL in PLAIN, which brings")
+    assert "before:\n  PLAIN, between two acts" in text
+    assert "after:\n  RESEEDING, between two acts" in text
+    assert "breaks WITHIN_STASH" in text
+    before, after = (line for line in failure.lines if line.startswith("  counters:"))
+    assert before == after, "LOAD_FELL moves no counter"
+    told = [f for f in failures("a verify that covers nothing") if f.lines]
+    assert any("the row joined at" in line and "covered" in line for line in told[0].lines)
+
+
+def test_the_numbers_of_a_story_are_the_counterexample() -> None:
+    """The counters told before the step are at the edge of what RESEEDING may start from."""
+    (failure,) = [f for f in failures("a gap as wide as the stash") if f.lines]
+    text = "\n".join(failure.lines)
+    wanted = (r"oldest (-?\d+)", r"launched tick (-?\d+)", r"launched tick -?\d+ flush (-?\d+)")
+    oldest, tick, flush = (int(re.findall(pattern, text)[0]) for pattern in wanted)
+    assert tick - max(oldest, flush) == int(re.findall(r"stash (\d+),", text)[0])
+
+
+def test_a_prover_stops_at_the_first_if_asked() -> None:
+    """One refuted obligation is enough for a verdict, without what follows."""
+    prover, _, _ = table()
+    faulty = FAULTS["a flush that writes nothing"][0]
+    first, whole = prover.prove(faulty, first=True, whole=False), prover.prove(faulty, whole=False)
+    assert first.verdict is whole.verdict is Verdict.REFUTED
+    assert sum(first.obligations.values()) < sum(whole.obligations.values())
+
+
+def test_an_idle_clause_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clause that is inductive, no claim, and that nothing leans on is not kept."""
+    idle = Clause("idle", "Idle.", False, lambda s, _: s.others >= 0)
+    for module in (prove_module, prove_question):
+        monkeypatch.setattr(module, "CLAUSES", (*CLAUSES, idle))
+    prove_question._invariant.cache_clear()
+    prove_question.obligations.cache_clear()
+    proof = prove()
+    prove_question._invariant.cache_clear()
+    prove_question.obligations.cache_clear()
+    assert [(f.kind, f.claim) for f in proof.failures] == [("NEEDED", "idle")]
+
+
+# -- what is assumed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2, 3, 7])
+def test_slices_are_as_the_prover_takes_them(width: int) -> None:
+    """A slice starts at the largest gap and leaves less than there was, or a reseed is due."""
+    stash, config = StashConfig(width=32, flush_every=4, slice_width=width), PolicyConfig(4)
+    for gap in range(31):
+        plan = plan_for(Mode.RESEEDING, gap, SMALL.shape, config, stash)
+        if plan.action is Action.RESEED:
+            assert gap <= width
+            continue
+        with_the_launch = gap + 1
+        assert plan.flush_upper == with_the_launch
+        assert plan.flush_lower == plan.flush_upper - width > 0
+        assert plan.flush_lower <= with_the_launch - 2
+    for gap in range(31):
+        plan = plan_for(Mode.PLAIN, gap, SMALL.shape, config, stash)
+        assert plan.flush_lower == 0
+        assert plan.flush_upper in (0, gap + 1)
+
+
+def test_the_settled_gap_is_the_ledgers() -> None:
+    """The prover's reading of `Ledger.settled_gap` gives what the ledger gives."""
+    rng = random.Random(0)
+    free = scene(Mode.PLAIN, Stage.BOUNDARY)
+    term = settled_gap(free)
+    for _ in range(300):
+        base, point, t, f = (rng.randrange(9) for _ in range(4))
+        lost = rng.random() < 0.5
+        ledger = Ledger(3)
+        ledger.t_settled, ledger.f_settled = t, f
+        if lost:
+            ledger._lost["r"] = (base, point)
+        else:
+            ledger._base["r"] = base
+        known = (
+            (free.row.base, z3.IntVal(base)),
+            (free.row.point, z3.IntVal(point)),
+            (free.row.counted, z3.BoolVal(lost)),
+            (free.state.t_settled, z3.IntVal(t)),
+            (free.state.f_settled, z3.IntVal(f)),
+        )
+        value = z3.simplify(z3.substitute(term, *known)).as_long()
+        assert value == ledger.settled_gap("r")
+
+
+SMALL = Bounds("two rows", width=3, flush_every=2, slice_width=2, failures=1, pins=True)
+NO_FLUSHES = Bounds("two rows, no flushes", width=2, slice_width=2)
+
+
+OFTEN = {"launch": 9, "a ": 9, "go on": 9, "prefill": 5, "the last token": 3, "boundary": 2}
+OFTEN |= dict.fromkeys(("finished", "aborted", "retracted"), 0.1)
+"""How often the acts of a random history are chosen, by how they begin; the others count once."""
+
+
+def walk(bounds: Bounds, seed: int, acts: int) -> Iterator[World]:
+    """Worlds of one random history; ticks and positions are not brought into a smaller form."""
+    rng, world = random.Random(seed), start(bounds)
+    environment = Environment(bounds)
+    for _ in range(acts):
+        possible = list(environment._acts(world))
+        names = [act.name for act, _ in possible]
+        often = [max((OFTEN[w] for w in OFTEN if name.startswith(w)), default=1) for name in names]
+        ((_, deed),) = rng.choices(possible, often)
+        world = deed()
+        yield world
+
+
+def facts(world: World, i: int) -> tuple[Any, list[Any]]:
+    """The scene of the i-th row of a world, and what is known of it."""
+    s = scene(world.mode, Stage.BOUNDARY)
+    r, row, f = world.rows[i], s.row, s.flights
+    running = r.stage is RequestStage.RUNNING
+    plain = [x for x in world.flights if x.action is Action.PLAIN]
+    others = [x for k, x in enumerate(world.rows) if k != i and x.stage is RequestStage.RUNNING]
+    sat = Sat.NO
+    if r.sat_out:
+        sat = Sat.PLAIN if world.flights[-1].action is Action.PLAIN else Sat.RESEED
+    flying = sum(
+        r.flying >> k & 1 for k, x in enumerate(world.flights) if x.action is not Action.PLAIN
+    )
+    reseeds = sum(x.action is Action.RESEED for x in world.flights)
+    known = [a == b for a, b in zip(s.state, world.state, strict=True)]
+    for mine, its in ((row.launched, r.launched), (row.settled, r.settled)):
+        known += [a == b for a, b in zip(mine, its, strict=True)]
+    known += [
+        row.running == running,
+        row.counted == bool(running and r.launched.lost),
+        row.base == r.base,
+        row.sat == int(sat),
+        row.flying == flying,
+        s.others == len(others),
+        s.others_lost == sum(x.launched.lost for x in others),
+        f.plain == len(plain),
+        f.speculative == len(world.flights) - len(plain),
+        f.reseeds == reseeds,
+        s.sizes.num_draft_tokens == SMALL.shape.num_draft_tokens,
+        s.sizes.need == laws.alloc_len(SMALL.shape),
+        s.sizes.reserve == laws.reserve(SMALL.shape),
+    ]
+    if r.launched.lost:
+        known.append(row.point == r.point)
+    for x in world.flights[len(plain) :]:
+        known.append(f.spec_point == x.point)
+    for tick, x in enumerate(plain, world.state.t_settled + 1):
+        known += [
+            f.point[tick] == x.point,
+            f.flush[tick] == int(bool(x.carried)),
+            f.lower[tick] == x.lower,
+            (f.forget[tick] != 0) == bool(x.forget),
+        ]
+    return s, known
+
+
+@pytest.mark.parametrize("bounds", [SMALL, NO_FLUSHES], ids=lambda b: str(b.name))
+def test_what_a_server_does_stays_within_the_invariant(bounds: Bounds) -> None:
+    """On random histories of the other model every row is in a state the prover's clauses allow.
+
+    So the prover's steps leave nothing out that the search knows.  Since when a row is lost is not
+    part of a world: some tick must fit all clauses.
+    """
+    seen = set()
+    for seed in range(3):
+        for world in walk(bounds, seed, 120):
+            for i, r in enumerate(world.rows):
+                s, known = facts(world, i)
+                solver = z3.Solver()
+                solver.add(*known)
+                ticks = range(world.state.t_settled, world.state.t_launched + 1)
+                for clause in CLAUSES:
+                    for tick in ticks:
+                        solver.add(clause.term(s, z3.IntVal(tick)))
+                assert solver.check() == z3.sat, (world, i)
+                seen |= {world.mode.name, f"{len(world.flights)} in flight"}
+                seen |= {word for word in ("lost", "seeded") if getattr(r.settled, word)}
+                seen |= {"sat out"} if r.sat_out else set()
+    flights = {f"{n} in flight" for n in range(3)}
+    assert seen == {*Mode.__members__, *flights, "lost", "seeded", "sat out"}
+
+
+# -- laws and equality --------------------------------------------------------------------
+
+
+WRONG_LAWS: dict[str, tuple[str, Any, str]] = {
+    "no room for the verify": ("alloc_len", lambda n, ops=None: n.topk * n.num_steps, "RESERVE"),
+    "a reserve of one": ("reserve", lambda n, ops=None: laws.alloc_len(n, ops), "RESERVE"),
+    "a window for every draft": (
+        "window_slots",
+        lambda b, n, ops=None: b * n.num_draft_tokens * n.num_steps,
+        "RESERVE",
+    ),
+    "tokens that do not grow with b": ("tokens", lambda *_: z3.IntVal(7), "DENSE"),
+    "attention beyond the slots": (
+        "attention_len",
+        lambda _, committed, n: committed + 2 * n.num_draft_tokens,
+        "ATTENTION",
+    ),
+    "any graph fits": ("graph_fits", lambda *_: z3.BoolVal(True), "GRAPH"),
+    "a plain step as wide as a verify": (
+        "tokens",
+        lambda phase, b, n, *_: b * n.num_draft_tokens,
+        "CRASH",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LAWS)
+def test_a_wrong_law_is_refuted_with_sizes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law is named, with the b, k, s, d and page size it is wrong for."""
+    law, wrong, claim = WRONG_LAWS[name]
+    prover, _, _ = table()
+    monkeypatch.setattr(laws, law, wrong)
+    monkeypatch.setattr(prover, "_needed", lambda *_: None)
+    refuted = [f for f in prover.prove().failures if f.verdict is Verdict.REFUTED]
+    assert claim in {f.claim for f in refuted}
+    for failure in refuted:
+        assert "b = " in failure.lines[0]
+        assert "page = " in failure.lines[0]
+
+
+SAME = {
+    "a drain that is over covers nothing": edge(M.DRAINING, E.DRAINED, effects=(), row_effect=None),
+    "lost rows are asked for twice": guard(
+        "REST_FITS", lambda o, s, _: max_gap(o, s) <= s.slice_width
+    ),
+    "results that are not plain": guard("NOTHING_UNSETTLED", lambda o, s, _: o.eq(s.unsettled, 0)),
+}
+OTHER = {
+    "no dwell": edge(M.SPEC, E.LOAD_ROSE, guards=()),
+    "a drain that goes back": edge(M.DRAINING, E.DRAINED, target=M.SPEC),
+    "no cancel": without(M.DRAINING, E.LOAD_FELL),
+    "a cancel more": edge(M.RESEEDING, E.LOAD_ROSE, guards=("DWELL_OVER",)),
+    "plain steps among speculation": matrix(M.SPEC, *ALLOWED[M.SPEC], Phase.PLAIN_DECODE),
+    "a stash that forgets to count": effect("ROW_LOST", lost=_before("lost")),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_change_that_is_none_is_proved_to_be(name: str) -> None:
+    """Two tables that do the same in every state are equal, and both are proved."""
+    assert equal(RULES, SAME[name]) == (Verdict.PROVED, [])
+    assert table()[0].prove(SAME[name], whole=False).verdict is Verdict.PROVED
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_change_that_can_be_seen_is_shown(name: str) -> None:
+    """Two tables that differ in a state that can be reached are not, with a step that differs."""
+    found = equal(RULES, OTHER[name])
+    assert found.verdict is Verdict.REFUTED
+    assert found.lines[0].startswith("counterexample: ")
