@@ -3,7 +3,9 @@
 A scene is a server at one moment, seen from one row.  The row is arbitrary: what is proved of it
 is proved of each.  That is sound because a row effect reads nothing rows share but the width of
 the stash (`rules.Table` enforces it), and because the other rows act on the shared counters only
-by how many they are and how many of them are lost.
+by numbers a scene has: how many decode, how many of them are lost, and the tick of the oldest that
+is not, of which the row knows that it is no later than its own.  A step about another row takes it
+from these numbers; that it is there, and lost or not, is all that is known of it.
 """
 
 from __future__ import annotations
