@@ -31,7 +31,7 @@ _WHOLE: Final = {
 
 _CHOICES: Final = {
     "pin": ("auto", "spec", "plain"),
-    "strategy": ("auto", "bulk", "extend"),
+    "strategy": ("auto", "bulk", "extend", "warm", "cold"),
     "lost_rows": ("plain",),
 }
 
@@ -43,10 +43,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     enable_at: it starts again at this many or fewer; None is three quarters of `disable_above`.
     dwell: scheduler iterations to stay in a mode before the load is looked at again.
     pin: `auto` follows the load; `spec` and `plain` hold a mode from the start.
-    stash_width: hidden states kept per request, in tokens; a longer gap cannot be rebuilt.
+    stash_width: hidden states kept per request, in tokens; a longer gap cannot be rebuilt. None
+        is what 1 % of the KV pool's bytes holds (`stash.fit`).
     flush_every: plain steps between two bulk writes of draft KV; 0 writes on resume only.
     slice_tokens: draft KV entries written by one step at most while resuming.
-    strategy: how draft KV is rebuilt; `auto` takes `bulk` where the draft has one layer.
+    strategy: how draft KV is rebuilt; `auto` takes `bulk` where the draft has one layer. `warm`
+        is `auto` at every step, `cold` never writes any: both for comparisons.
     lost_rows: what happens to requests whose gap cannot be rebuilt; `plain` waits for their end.
     trace: file for the trace, or None.
     checks: evaluate the invariants that look into tensors at every step (slow).
@@ -56,10 +58,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     enable_at: int | None = None
     dwell: int = 16
     pin: Literal["auto", "spec", "plain"] = "auto"
-    stash_width: int = 64
+    stash_width: int | None = None
     flush_every: int = 16
     slice_tokens: int = 4096
-    strategy: Literal["auto", "bulk", "extend"] = "auto"
+    strategy: Literal["auto", "bulk", "extend", "warm", "cold"] = "auto"
     lost_rows: Literal["plain"] = "plain"
     trace: str | None = None
     checks: bool = False
@@ -103,11 +105,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"enable_at is {self.enable_at}: accepted are whole numbers, "
                 f"1 to disable_above ({self.disable_above})"
             )
-        if self.flush_every >= self.stash_width:
+        if self.stash_width is not None and self.flush_steps >= self.stash_width:
             raise ConfigError(
                 f"flush_every is {self.flush_every}: accepted are whole numbers, "
                 f"0 to stash_width - 1 ({self.stash_width - 1})"
             )
+
+    @property
+    def flush_steps(self) -> int:
+        """`flush_every` as the strategy has it, in plain steps."""
+        return 1 if self.strategy == "warm" else self.flush_every
 
     @property
     def enable_threshold(self) -> int:
@@ -150,7 +157,7 @@ def _check(name: str, value: object) -> None:
     """Raises ConfigError when `value` cannot stand for the key `name`."""
     if name in _WHOLE:
         low = _WHOLE[name]
-        if value is None and name == "enable_at":
+        if value is None and name in ("enable_at", "stash_width"):
             return
         # A bool is an int to Python; `dwell = true` is a mistake.
         if isinstance(value, bool) or not isinstance(value, int) or value < low:

@@ -48,7 +48,10 @@ PIN_CODES = {0: Pin.AUTO, 1: Pin.SPEC, 2: Pin.PLAIN}
 class Controller:
     """Owns the `Lifecycle` of one worker and answers SGLang's hooks."""
 
-    def __init__(self, worker: SpecFsmEagleWorker, config: Config) -> None:
+    def __init__(
+        self, worker: SpecFsmEagleWorker, config: Config, sizes: StashConfig
+    ) -> None:
+        """`sizes`: of the worker's ring; its slices are cut to `config.slice_tokens` here."""
         shape = Shape(
             topk=worker.topk,
             num_steps=worker.speculative_num_steps,
@@ -62,9 +65,9 @@ class Controller:
             pin=Pin(config.pin.upper()),
         )
         stash = StashConfig(
-            width=config.stash_width,
-            flush_every=config.flush_every,
-            slice_width=min(config.slice_width(), config.stash_width),
+            width=sizes.width,
+            flush_every=sizes.flush_every,
+            slice_width=min(config.slice_width(), sizes.width),
         )
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.spec_info import SpecInputType
 
-from spec_fsm import Hidden, Phase, SpecInfo
+from spec_fsm import Hidden, Phase, ShapeViolation, SpecInfo
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,7 @@ class LaunchGuard:
 
     def install(self, target: ModelRunner, draft: ModelRunner) -> None:
         """Put the check in front of both runners' `forward`."""
+        self._target = target
         _wrap(target, self._check_target)
         _wrap(draft, self._check_draft)
 
@@ -56,6 +57,26 @@ class LaunchGuard:
         phase = _TARGET.get(forward_batch.forward_mode)
         if phase is not None:
             self._check(phase, forward_batch, _numel(forward_batch.out_cache_loc))
+            self._check_graphs(phase, forward_batch)
+
+    def _check_graphs(self, phase: Phase, forward_batch: ForwardBatch) -> None:
+        """I2, its graph half: the graphs the target would replay are of this mode and width."""
+        graphs = self._target.decode_cuda_graph_runner
+        width = getattr(graphs, "captured_req_width", None)
+        if width is None:
+            return
+        tokens = _numel(forward_batch.input_ids)
+        mode = graphs.capture_forward_mode
+        if mode is forward_batch.forward_mode and width * forward_batch.batch_size == tokens:
+            return
+        raise ShapeViolation(
+            "the launch does not fit the graphs that would replay it",
+            mode=self.lifecycle.mode,
+            phase=phase,
+            observed=f"{tokens} tokens in {forward_batch.forward_mode.name}",
+            expected=f"{width * forward_batch.batch_size} in {mode.name}",
+            invariant="I2",
+        )
 
     def _check_draft(self, forward_batch: ForwardBatch) -> None:
         phase = _DRAFT.get(forward_batch.forward_mode)

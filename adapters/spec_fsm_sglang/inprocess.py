@@ -102,6 +102,7 @@ class Engine:
         self.outputs: dict[str, Output] = {}
         self._numbers = count()
         self._inbox: list[Any] = []
+        self._at_boundary: Callable[[], bool] | None = None
         self.scheduler: Any = _build_scheduler(args | server_args, overlap=overlap)
         self._capture_outputs()
         self._loop = _SteppedLoop(self.scheduler.run_event_loop)
@@ -162,6 +163,15 @@ class Engine:
         """Takes in what was queued and runs exactly one iteration of the scheduler's loop."""
         self._loop.step()
 
+    def run_freely(self, at_boundary: Callable[[], bool]) -> None:
+        """Runs the loop without handing control back at each boundary, for measurements.
+
+        `at_boundary` is called in the loop's thread where `step` would stop; it may submit
+        requests and read the scheduler, and returns False to end the run.
+        """
+        self._at_boundary = at_boundary
+        self._loop.step()
+
     def run_until_idle(self, max_steps: int = 10_000) -> None:
         """Steps until every request has finished and nothing is in flight.
 
@@ -184,7 +194,9 @@ class Engine:
         self._loop.close()
 
     def _ingest(self, stop_at_pause: bool = False) -> list[Any]:
-        self._loop.wait_for_step()
+        if self._at_boundary is None or not self._at_boundary():
+            self._at_boundary = None
+            self._loop.wait_for_step()
         requests, self._inbox = self._inbox, []
         self.scheduler.process_input_requests(requests)
         return requests

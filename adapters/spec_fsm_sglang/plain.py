@@ -20,12 +20,16 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
+from spec_fsm_sglang.kernels import decode_inputs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.managers.utils import GenerationBatchResult
+
+    from spec_fsm_sglang.plain_graphs import PlainGraphRunner
 
 
 def prepare(batch: ScheduleBatch, req_to_token: torch.Tensor) -> EagleDraftInput:
@@ -36,11 +40,10 @@ def prepare(batch: ScheduleBatch, req_to_token: torch.Tensor) -> EagleDraftInput
     SGLang's `_forward_isolation` undoes all of it after the launch.
     """
     relay: EagleDraftInput = batch.spec_info
-    committed = batch.seq_lens
     batch.forward_mode = ForwardMode.DECODE
-    batch.input_ids = relay.bonus_tokens.to(torch.int64)
-    batch.out_cache_loc = req_to_token[batch.req_pool_indices, committed].to(torch.int64)
-    batch.seq_lens = committed + 1
+    batch.input_ids, batch.out_cache_loc, batch.seq_lens = decode_inputs(
+        relay.bonus_tokens, batch.req_pool_indices, batch.seq_lens, req_to_token
+    )
     if batch.seq_lens_cpu is not None:
         # Added on the host: asking the device for lengths would cost a sync each step.
         batch.seq_lens_cpu = batch.seq_lens_cpu + 1
@@ -51,13 +54,15 @@ def prepare(batch: ScheduleBatch, req_to_token: torch.Tensor) -> EagleDraftInput
 
 def launch(
     target_worker: TpModelWorker,
+    graphs: PlainGraphRunner | None,
     batch: ScheduleBatch,
     grammar_barrier: Callable[[], None] | None,
 ) -> GenerationBatchResult:
     """Run and sample the prepared batch; `logits_output.hidden_states` is `[b, hidden_size]`.
 
-    The forward is enqueued before the grammar barrier, so that advancing the grammars over the
-    previous result overlaps it (I19), and sampling after, as `run_eagle_verify` does.
+    `graphs`: the width-1 graphs, or None to run eagerly. The forward is enqueued before the
+    grammar barrier, so that advancing the grammars over the previous result overlaps it (I19),
+    and sampling after, as `run_eagle_verify` does.
     """
     runner = target_worker.model_runner
     forward_batch = ForwardBatch.init_new(
@@ -66,7 +71,7 @@ def launch(
         capture_hidden_mode=CaptureHiddenMode.FULL,
         return_hidden_states_before_norm=False,
     )
-    with _no_verify_graph(runner):
+    with _decode_graphs(runner, graphs):
         result = target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
         )
@@ -78,18 +83,18 @@ def launch(
 
 
 @contextmanager
-def _no_verify_graph(runner: Any) -> Iterator[None]:
-    """Keep a plain launch off the decode graphs of a speculating server.
+def _decode_graphs(runner: Any, graphs: PlainGraphRunner | None) -> Iterator[None]:
+    """Let a plain launch find its own graphs (or none) where SGLang looks for decode graphs.
 
-    They were captured in verify mode at width `num_draft_tokens`, and SGLang's width guard is
-    skipped where `spec_info` is None (0.5.23 `decode_cuda_graph_runner.py:863`): the graph half
-    of I2. Without graphs of width 1 the launch runs eagerly.
+    The ones it would find were captured in verify mode at width `num_draft_tokens`, and SGLang's
+    width guard is skipped where `spec_info` is None (0.5.23 `decode_cuda_graph_runner.py:863`):
+    the graph half of I2, which `guard.py` holds every launch against.
     """
-    graphs, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, None
+    kept, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, graphs
     try:
         yield
     finally:
-        runner.decode_cuda_graph_runner = graphs
+        runner.decode_cuda_graph_runner = kept
 
 
 def complete(
@@ -106,9 +111,8 @@ def complete(
     a row prefilled a moment ago keeps its seed for free.
     """
     tokens = result.next_token_ids
-    rows = tokens.shape[0]
-    result.accept_lens = torch.ones((rows,), dtype=torch.int32, device=tokens.device)
-    result.accept_index = torch.arange(rows, dtype=torch.int32, device=tokens.device).unsqueeze(1)
+    # On the host from the start: nothing on the device asks, and a copy would cost a transfer.
+    result.accept_lens = torch.ones((tokens.shape[0],), dtype=torch.int32)
     result.speculative_num_draft_tokens = 1
     result.new_seq_lens = new_seq_lens
     result.next_draft_input = EagleDraftInput(

@@ -23,10 +23,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
@@ -89,6 +93,13 @@ class BulkRebuild:
             self._stash.covered[rows], committed.to(torch.int64) - lower
         )
 
+    def rehearse(self, entries: int) -> None:
+        """Write `entries` positions of nothing to the sink slot."""
+        stash = self._stash
+        positions = torch.zeros((entries,), dtype=torch.int64, device=stash.tokens.device)
+        hidden = stash.hidden.new_zeros((entries, stash.hidden.shape[-1]))
+        self._write(positions, positions, hidden, positions + SINK_SLOT)
+
     def _write(
         self,
         positions: torch.Tensor,
@@ -97,14 +108,10 @@ class BulkRebuild:
         slots: torch.Tensor,
     ) -> None:
         """Write K and V at `[n]` positions; `hidden_states`: `[n, hidden_size]`, the target's."""
-        layer = self._runner.model.model.layers[0]
-        attention = layer.self_attn
-        qkv, _ = attention.qkv_proj(self._attention_input(tokens, hidden_states))
-        query, key, value = qkv.split(
-            [attention.q_size, attention.kv_size, attention.kv_size], dim=-1
-        )
-        # The rotation of K needs a Q of its own shape beside it; Q is thrown away.
-        _, key = attention.rotary_emb(positions, query, key)
+        attention = self._runner.model.model.layers[0].self_attn
+        key, value = self._project(attention, self._attention_input(tokens, hidden_states))
+        # The rotation wants a Q beside K; what it makes of it is thrown away.
+        _, key = attention.rotary_emb(positions, torch.empty_like(key), key)
         heads = attention.attn.tp_k_head_num
         self._runner.token_to_kv_pool.set_kv_buffer(
             attention.attn,
@@ -112,6 +119,21 @@ class BulkRebuild:
             key.reshape(-1, heads, attention.head_dim),
             value.reshape(-1, heads, attention.head_dim),
         )
+
+    @staticmethod
+    def _project(attention: Any, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V (`[n, kv_size]` each) of `[n, attention input]`; Q, the largest part, is not."""
+        projection, sizes = attention.qkv_proj, [attention.kv_size, attention.kv_size]
+        if isinstance(projection.quant_method, UnquantizedLinearMethod) and not getattr(
+            projection, "use_intel_amx_backend", False
+        ):
+            weight, bias = projection.weight[attention.q_size :], projection.bias
+            bias = None if bias is None else bias[attention.q_size :]
+            key, value = torch.split(F.linear(inputs, weight, bias), sizes, dim=-1)
+        else:
+            qkv, _ = projection(inputs)
+            _, key, value = torch.split(qkv, [attention.q_size, *sizes], dim=-1)
+        return key.contiguous(), value
 
     def _attention_input(self, tokens: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """What the first layer's `qkv_proj` sees, without the layers around it.
@@ -154,6 +176,23 @@ def bulk_misfit(model: Any) -> str | None:
     if getattr(model.model, "is_mrope_enabled", False):
         return f"draft {name} uses mrope positions, which the bulk write does not build"
     return None
+
+
+class ColdRebuild:
+    """No rebuild at all: the draft goes on over holes. What the others are compared with."""
+
+    name = "cold"
+
+    def __init__(self, stash: Stash) -> None:
+        self._stash = stash
+
+    def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
+        """Count the ages as written without writing them."""
+        del upper
+        rows = batch.req_pool_indices
+        self._stash.covered[rows] = torch.maximum(
+            self._stash.covered[rows], committed.to(torch.int64) - lower
+        )
 
 
 class ExtendRebuild:
@@ -247,11 +286,14 @@ def seed(
     relay.hidden_states = torch.where(
         keep, relay.hidden_states, made.hidden_states.to(relay.hidden_states.dtype)
     )
-    stash.seeded[batch.req_pool_indices] = True
+    stash.seeded.index_fill_(0, batch.req_pool_indices.to(torch.int64), True)
 
 
 def choose(strategy: str, draft_worker: EagleDraftWorker, stash: Stash) -> Rebuild:
-    """The strategy asked for; `auto` is `bulk` where it fits. Says so when it falls back."""
+    """The strategy asked for; `auto` and `warm` are `bulk` where it fits, and say where not."""
+    if strategy == "cold":
+        logger.warning("spec-fsm: strategy cold: draft KV is never rebuilt, acceptance will drop")
+        return ColdRebuild(stash)
     if strategy == "extend":
         return ExtendRebuild(draft_worker, stash)
     misfit = bulk_misfit(draft_worker.draft_runner.model)
@@ -259,3 +301,17 @@ def choose(strategy: str, draft_worker: EagleDraftWorker, stash: Stash) -> Rebui
         return BulkRebuild(draft_worker, stash)
     logger.warning("spec-fsm: %s; rebuilding draft KV by draft extend instead", misfit)
     return ExtendRebuild(draft_worker, stash)
+
+
+def warm(strategy: Rebuild, sizes: Sequence[int], flush_every: int) -> None:
+    """Run a bulk write once for every batch size, so that no request waits for a kernel to load.
+
+    All of it goes to the sink slot. `extend` runs on graphs that are warm already.
+    """
+    if not isinstance(strategy, BulkRebuild):
+        return
+    for size in sizes:
+        for ages in {max(1, flush_every), 1, 16}:
+            strategy.rehearse(size * ages)
+
+

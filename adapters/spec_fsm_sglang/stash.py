@@ -17,6 +17,27 @@ from __future__ import annotations
 
 import torch
 
+from spec_fsm import StashConfig
+from spec_fsm_sglang import kernels
+
+SHARE_OF_KV = 0.01
+"""Of the KV pool's bytes, what the ring may take where the configuration names no width."""
+WIDEST = 4096
+
+
+def fit(width: int | None, flush_every: int, kv_bytes: int, position_bytes: int) -> StashConfig:
+    """Width of the ring and steps between flushes for a server with `kv_bytes` of target KV.
+
+    width: as configured, None for as many positions as 1 % of the KV pool holds, `position_bytes`
+    being those of one position of every row. Where that is too narrow for `flush_every`, the
+    flush comes more often instead; a ring of two positions is the least that works, also where it
+    takes more than 1 %.
+    """
+    if width is None:
+        width = min(WIDEST, max(2, int(kv_bytes * SHARE_OF_KV) // position_bytes))
+        flush_every = min(flush_every, width - 1)
+    return StashConfig(width=width, flush_every=flush_every, slice_width=width)
+
 
 class Stash:
     """A ring of the last `width` hidden states and next tokens of every running request.
@@ -45,7 +66,8 @@ class Stash:
     def joined(self, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor) -> None:
         """Rows whose draft KV is complete and whose seed is valid at `seq_lens` (`[b]`)."""
         self.covered[req_pool_indices] = seq_lens.to(torch.int64)
-        self.seeded[req_pool_indices] = True
+        # Not `= True`: a Python scalar would be copied from the host, and waited for.
+        self.seeded.index_fill_(0, req_pool_indices.to(torch.int64), True)
 
     def record(
         self,
@@ -58,10 +80,7 @@ class Stash:
 
         `hidden_states`: `[b, hidden_size]`; `next_tokens`: `[b]`. The rows lose their seed.
         """
-        column = positions.to(torch.int64) % self.width
-        self.hidden[req_pool_indices, column] = hidden_states
-        self.tokens[req_pool_indices, column] = next_tokens.to(torch.int64)
-        self.seeded[req_pool_indices] = False
+        kernels.record(self, req_pool_indices, positions, hidden_states, next_tokens)
 
     def read(
         self, req_pool_indices: torch.Tensor, positions: torch.Tensor

@@ -20,15 +20,15 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from spec_fsm import Action, Hidden, Phase, Plan, SpecFsmError, SpecInfo
-from spec_fsm_sglang import plain, rebuild
+from spec_fsm_sglang import plain, plain_graphs, rebuild
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
 from spec_fsm_sglang.guard import LaunchGuard
-from spec_fsm_sglang.stash import Stash
+from spec_fsm_sglang.stash import Stash, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -48,35 +48,71 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     stash: Stash
     rebuild: rebuild.Rebuild
     guard: LaunchGuard
+    plain_graphs: plain_graphs.PlainGraphRunner | None = None
+    _read_last_by_target = False
+    _plain_sizes: Sequence[int] = ()
 
-    def init_cuda_graphs(self) -> None:
-        """SGLang's own graphs; then the stash, sized by pools that exist only now."""
-        super().init_cuda_graphs()
-        problem = model_problem(self)
-        if problem is not None:
-            logger.error("spec-fsm: off, the server runs as SGLang would: %s", problem)
-            return
+    def init_attention_backends(self) -> None:
+        """SGLang's own; then, before any graph is captured, what this server is to have of them."""
+        super().init_attention_backends()
         config = Config.from_env()
         if config is None:
             raise SpecFsmError("the worker was created without a configuration")
+        self._config = config
+        self._refused = model_problem(self)
+        if self._refused is None:
+            self._plain_sizes = plain_graphs.limit_verify_graphs(config.disable_above)
+
+    @property
+    def last_shared_read_runner(self) -> Any:
+        """Whose `shared_read_done_event` the scheduler waits for before it writes again.
+
+        After a plain step that is the target's, as on a plain server: waiting for the draft's,
+        which read nothing, would hold the scheduler's stream until the whole forward is done.
+        """
+        if self._read_last_by_target:
+            return self.target_worker.model_runner
+        return super().last_shared_read_runner
+
+    def init_cuda_graphs(self) -> None:
+        """SGLang's own graphs and PLAIN's; then the stash, sized by pools that exist only now."""
+        super().init_cuda_graphs()
+        if self._refused is not None:
+            logger.error("spec-fsm: off, the server runs as SGLang would: %s", self._refused)
+            return
+        config = self._config
+        if self._plain_sizes:
+            self.plain_graphs = plain_graphs.capture(
+                self.target_worker.model_runner, self._plain_sizes
+            )
         rows = self.draft_worker.req_to_token_pool.req_to_token.shape[0]
-        dtype = self.target_worker.model_runner.dtype
-        self.stash = Stash(rows, config.stash_width, stash_hidden_size(self), dtype, self.device)
+        runner, size = self.target_worker.model_runner, stash_hidden_size(self)
+        kv_bytes = sum(runner.token_to_kv_pool.get_kv_size_bytes())
+        position_bytes = rows * size * runner.dtype.itemsize
+        sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes)
+        self.stash = Stash(rows, sizes.width, size, runner.dtype, self.device)
         self.rebuild = rebuild.choose(config.strategy, self.draft_worker, self.stash)
-        self.spec_fsm = Controller(self, config)
+        if self.plain_graphs is not None:
+            with self._rebuilding():
+                rebuild.warm(self.rebuild, self._plain_sizes, sizes.flush_every)
+        self.spec_fsm = Controller(self, config, sizes)
         self.guard = LaunchGuard(
             self.spec_fsm.lifecycle, self.speculative_num_steps, self.speculative_num_draft_tokens
         )
-        self.guard.install(self.target_worker.model_runner, self.draft_worker.draft_runner)
+        self.guard.install(runner, self.draft_worker.draft_runner)
+        if self.spec_fsm.checks is not None:
+            self.spec_fsm.checks.watch_graphs()
         logger.info(
-            "spec-fsm: on; disable above %d running requests, enable at %d; rebuild by %s; stash "
-            "of %d rows x %d positions, %.1f MB",
+            "spec-fsm: on; disable above %d running requests, enable at %d; rebuild by %s every "
+            "%d steps; stash of %d rows x %d positions, %.1f MB, %.2f %% of the KV pool",
             config.disable_above,
             self.spec_fsm.enable_at,
             self.rebuild.name,
+            sizes.flush_every,
             rows,
-            config.stash_width,
+            sizes.width,
             self.stash.nbytes / 1e6,
+            100 * self.stash.nbytes / kv_bytes,
         )
 
     def forward_batch_generation(
@@ -88,6 +124,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     ) -> GenerationBatchResult:
         """One launch. A decode result carries `spec_fsm_action`, the kind of launch it was."""
         fsm = self.spec_fsm
+        self._read_last_by_target = False
         if fsm is None or batch.forward_mode.is_idle():
             return super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
@@ -118,13 +155,19 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         """One token a row by the target alone; the draft KV it leaves out goes to the stash."""
         rows, positions = batch.req_pool_indices, batch.seq_lens
         relay = plain.prepare(batch, self.draft_worker.req_to_token_pool.req_to_token)
-        result = plain.launch(self.target_worker, batch, grammar_barrier)
         new_seq_lens = batch.seq_lens
         if on_publish is not None:
+            # Before the forward, whose end the scheduler would otherwise wait for to go on: what
+            # a plain step commits is known without it.
             on_publish(new_seq_lens)
+        self.target_worker.model_runner.shared_read_done_event = None
+        result = plain.launch(self.target_worker, self.plain_graphs, batch, grammar_barrier)
+        self._read_last_by_target = True
         hidden_states = result.logits_output.hidden_states
         self.stash.record(rows, positions, hidden_states, result.next_token_ids)
         if plan.flush_upper > plan.flush_lower:
+            # The flush reads slots after the target did: the scheduler waits for all of it.
+            self.target_worker.model_runner.shared_read_done_event = None
             with self._rebuilding():
                 self._flush_or_retry(fsm, batch, new_seq_lens, plan)
         plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
@@ -187,11 +230,14 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
             stack.enter_context(speculative_moe_backend_context())
             stack.enter_context(speculative_moe_a2a_backend_context())
-            self.guard.reseeding = True
+            guard = getattr(self, "guard", None)  # none yet while the server warms up
+            if guard is not None:
+                guard.reseeding = True
             try:
                 yield
             finally:
-                self.guard.reseeding = False
+                if guard is not None:
+                    guard.reseeding = False
 
 
 def stash_hidden_size(worker: EAGLEWorkerV2) -> int:

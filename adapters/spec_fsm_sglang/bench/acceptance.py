@@ -209,7 +209,7 @@ def _task(setup: Setup, texts: Sequence[str]) -> Task:
     for flag, folder in (("--model", setup.model), ("--draft", setup.draft)):
         if folder is not None and not (folder / "config.json").is_file():
             raise ConfigError(f"{flag} {folder}: no config.json; accepted is a model's folder")
-    device = _device(setup.device)
+    device = device_of(setup.device)
     model = setup.model or smollm2.convert()
     draft = setup.draft or assets.folder(HEAD)
     from transformers import AutoTokenizer
@@ -225,7 +225,8 @@ def _task(setup: Setup, texts: Sequence[str]) -> Task:
     )
 
 
-def _device(asked: str) -> str:
+def device_of(asked: str) -> str:
+    """`cpu` or `cuda` for what was asked; ConfigError for what is not there."""
     if asked == "auto":
         return "cpu" if on_cpu([]) else "cuda"
     if asked not in DTYPES:
@@ -254,6 +255,7 @@ __all__ = [
     "NONE",
     "Setup",
     "acceptance",
+    "device_of",
     "distinct_grams",
     "first_turns",
     "measure",

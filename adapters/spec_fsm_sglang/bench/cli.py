@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from spec_fsm.errors import ConfigError
+from spec_fsm_sglang.bench.acceptance import device_of, parse_spec
+from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, whole_numbers
 
 app = typer.Typer(no_args_is_help=True, help="Measure the adapter in the real engine.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+Logs = Annotated[Path | None, typer.Option(help="Folder to keep the servers' logs in.")]
 
 MEAN_BUDGET_US, P99_BUDGET_US = 5.0, 20.0
 
@@ -105,6 +112,196 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
     if unequal:
         print(f"spec-fsm: fp32 outputs differ with {', '.join(unequal)}", file=sys.stderr)
     raise typer.Exit(1 if unequal else 0)
+
+
+@app.command()
+def plain(  # noqa: PLR0913 -- one parameter a flag
+    model: Annotated[str, typer.Option(help="smollm2, llama-8b (random weights) or tiny.")] = (
+        "smollm2"
+    ),
+    spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
+    requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "8",
+    blocks: Annotated[int, typer.Option(min=1, help="ABBA blocks at each size.")] = 5,
+    iterations: Annotated[int, typer.Option(min=4, help="Steady steps a run.")] = 128,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
+    output_len: Annotated[int, typer.Option(min=16, help="Tokens out.")] = 256,
+    device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
+    flush_every: Annotated[int | None, typer.Option(min=0, help="The setting's default.")] = None,
+    adaptive: Annotated[bool, typer.Option(help="Measure SGLang's own off as well.")] = False,
+    profile: Annotated[int, typer.Option(min=0, help="Steps to profile in each arm.")] = 0,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+    ] = None,
+    logs: Logs = None,
+    as_json: AsJson = False,
+) -> None:
+    """PLAIN against a server that never speculates: tokens a second, side by side."""
+    from spec_fsm_sglang.bench import plain as bench
+
+    config = {} if flush_every is None else {"flush_every": flush_every}
+    tokens = prompt_len + output_len
+    with _setting(model, spec, device, requests, tokens, server_arg, logs) as setting:
+        setup = bench.Setup(
+            setting,
+            whole_numbers("--requests", requests),
+            blocks,
+            iterations,
+            prompt_len,
+            output_len,
+            config,
+            adaptive,
+            profile,
+        )
+        found = _said(lambda say: bench.measure(setup, say))
+    _show_plain(found, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(found))
+
+
+@app.command()
+def recovery(  # noqa: PLR0913 -- one parameter a flag
+    model: Annotated[str, typer.Option(help="smollm2 or tiny.")] = "smollm2",
+    spec: Annotated[
+        list[str] | None,
+        typer.Option(help="STEPS/TOPK/DRAFT_TOKENS, any number of times.", show_default=False),
+    ] = None,
+    gaps: Annotated[str, typer.Option(help="Plain tokens before the switch.")] = "16,64",
+    requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "1,8",
+    rounds: Annotated[
+        int, typer.Option(min=8, help="First rounds to pool for each spec and strategy, at least.")
+    ] = 256,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="flush, at once or cold.", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+    ] = None,
+    logs: Logs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Acceptance after a plain gap against an always-on draft at the same positions."""
+    from spec_fsm_sglang.bench import recovery as bench
+
+    strategies = list(dict.fromkeys(strategy or bench.STRATEGIES))
+    for name in strategies:
+        if name not in bench.STRATEGIES:
+            raise ConfigError(f"--strategy {name}: accepted are {', '.join(bench.STRATEGIES)}")
+    specs = list(dict.fromkeys(spec or ("3/1/4", "2/4/16")))
+    lengths, sizes = whole_numbers("--gaps", gaps), whole_numbers("--requests", requests)
+    share = rounds / (len(lengths) * len(sizes) * bench.FIRST)
+    with ExitStack() as stack:
+        benches = {
+            name: stack.enter_context(
+                _setting(model, name, device, requests, 512 + max(lengths), server_arg, logs)
+            )
+            for name in specs
+        }
+        setup = bench.Setup(
+            benches,
+            lengths,
+            {size: math.ceil(share / size) for size in sizes},
+            strategies,
+            prompt_ids(benches[specs[0]].pair),
+        )
+        found = _said(lambda say: bench.measure(setup, say))
+    _show_recovery(found, Console(stderr=as_json))
+    if as_json:
+        print(json.dumps(found))
+
+
+@app.command()
+def switch(  # noqa: PLR0913 -- one parameter a flag
+    model: Annotated[str, typer.Option(help="smollm2, llama-8b (random weights) or tiny.")] = (
+        "smollm2"
+    ),
+    spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "3/1/4",
+    requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "8",
+    gaps: Annotated[str, typer.Option(help="Plain tokens before the switch.")] = "16,64",
+    cycles: Annotated[int, typer.Option(min=2, help="Off and on so many times.")] = 5,
+    flips: Annotated[int, typer.Option(min=0, help="Switches of the memory run.")] = 0,
+    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+    ] = None,
+    logs: Logs = None,
+    as_json: AsJson = False,
+) -> None:
+    """When a switch takes effect, the time between tokens around it, and memory over many."""
+    from spec_fsm_sglang.bench import switch as bench
+
+    lengths = whole_numbers("--gaps", gaps)
+    width = parse_spec(spec).num_draft_tokens
+    tokens = prompt_len + cycles * (max(lengths) + bench.SPEC_STEPS * width) + 80
+    with _setting(model, spec, device, requests, tokens, server_arg, logs) as setting:
+        sizes = whole_numbers("--requests", requests)
+        setup = bench.Setup(setting, sizes, lengths, cycles, prompt_len, flips)
+        found = _said(lambda say: bench.measure(setup, say))
+    _show_rows("around switches, ms", found["results"], Console(stderr=as_json))
+    if found["memory"]:
+        Console(stderr=as_json).print(f"memory: {found['memory']['growth']} bytes more")
+    if as_json:
+        print(json.dumps(found))
+
+
+def _show_rows(title: str, rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    console.print(table)
+
+
+def _show_recovery(found: dict[str, Any], console: Console) -> None:
+    shown = ("spec", "strategy", "gap", "first_rounds", "first_accept_length", "first_ratio",
+             "first_lower_bound", "later_ratio", "kv_error", "outputs_equal")  # fmt: skip
+    rows = [*({"gap": "all"} | row for row in found["pooled"]), *found["results"]]
+    _show_rows("accept length after a gap", [{k: row[k] for k in shown} for row in rows], console)
+
+
+@contextmanager
+def _setting(  # noqa: PLR0913 -- what several commands have in common, as their flags
+    model: str,
+    spec: str,
+    device: str,
+    requests: str,
+    tokens: int,
+    server_arg: list[str] | None,
+    logs: Path | None,
+) -> Iterator[Bench]:
+    """What all arms of a measurement share; folders made for it last as long as the block."""
+    shape = parse_spec(spec)
+    largest = max(whole_numbers("--requests", requests))
+    fields = dict(_field(text) for text in server_arg or ())
+    with tempfile.TemporaryDirectory() as folder:
+        pair = pair_of(model, Path(folder))
+        yield Bench(pair, device_of(device), shape, largest, tokens, fields, logs)
+
+
+def _said(measure: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
+    """Runs `measure` with its steps on standard error, timed; a live line on a terminal."""
+    console, started = Console(stderr=True), time.monotonic()
+    if console.is_terminal:
+        with console.status("starting") as status:
+            return measure(status.update)
+    return measure(lambda text: console.print(f"{time.monotonic() - started:6.0f} s  {text}"))
+
+
+def _show_plain(found: dict[str, Any], console: Console) -> None:
+    table = Table(title="PLAIN against a plain server: tokens a second, ABBA")
+    columns = ("requests", "steady ratio", "95 % bound", "end to end", "tokens/s by arm")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in found["results"]:
+        rates = ", ".join(f"{n} {a['steady_tokens_per_s']:.0f}" for n, a in row["arms"].items())
+        ratios = (row["ratio"], row["lower_bound"], row["end_to_end_ratio"])
+        table.add_row(str(row["requests"]), *(f"{ratio:.4f}" for ratio in ratios), rates)
+    console.print(table)
 
 
 def _field(text: str) -> tuple[str, Any]:

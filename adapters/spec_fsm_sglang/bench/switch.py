@@ -1,0 +1,289 @@
+"""What a switch costs: steps until it takes effect, time between tokens around it, GPU time.
+
+One server under a load that neither joins nor leaves, so that nothing but the switch stands out.
+Each cycle decodes plainly for a gap, speculates again for a while, and stops again; both pins are
+set at a boundary and every iteration is timed. The first cycle is a fresh server's first switch.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from spec_fsm_sglang.bench.arms import Bench, Say, spec_fsm_server, started
+from spec_fsm_sglang.bench.load import ClosedLoop, Load
+from spec_fsm_sglang.bench.plain import percentile
+
+if TYPE_CHECKING:
+    from spec_fsm_sglang.inprocess import Engine
+
+SPEC_STEPS = 24
+_DOES = {"PLAIN": "PLAIN", "SPEC": "SPECULATE", "": ""}
+WINDOW = 3
+"""Iterations after the mode was reached that still count as around the switch."""
+
+
+class Iteration(msgspec.Struct, frozen=True, array_like=True):
+    """One scheduler iteration: how long it took in ms, what it launched, where it lies.
+
+    pin: the mode last asked for; since: iterations since then, 0 for the first; cycle: which one.
+    """
+
+    ms: float
+    action: str
+    pin: str
+    since: int
+    cycle: int
+
+
+class Cycles(msgspec.Struct, frozen=True):
+    """What an arm measured. rebuild_ms: GPU time of the flushes and seeds of each switch on."""
+
+    iterations: list[Iteration]
+    rebuild_ms: list[float]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """sizes: requests at a time. gaps: plain tokens before speculation resumes. cycles: of each.
+
+    flips: switches of the memory run, 0 for none.
+    """
+
+    bench: Bench
+    sizes: list[int]
+    gaps: list[int]
+    cycles: int
+    prompt_len: int
+    flips: int = 0
+
+
+def measure(setup: Setup, say: Say) -> dict[str, Any]:
+    """Every size and gap, with the default flush and with the whole gap rebuilt at once."""
+    widest = max(setup.gaps) + 16
+    with tempfile.TemporaryDirectory() as name:
+        servers = {
+            "flush": spec_fsm_server(setup.bench),
+            "at once": spec_fsm_server(setup.bench, flush_every=0, stash_width=widest),
+        }
+        found: list[dict[str, Any]] = []
+        with started(servers, setup.bench.logs or Path(name), say) as arms:
+            for size in setup.sizes:
+                for gap in setup.gaps:
+                    # Long enough never to end; nothing else is running then.
+                    steps = setup.cycles * (gap + SPEC_STEPS * setup.bench.shape.num_draft_tokens)
+                    load = Load(size, 1, setup.prompt_len, steps + 64, setup.bench.pair.vocab)
+                    for key, arm in arms.items():
+                        say(f"{size} requests, gap {gap}: {key}")
+                        reply = arm.call("switch", load=load, gap=gap, iterations=setup.cycles)
+                        cycles = msgspec.convert(reply, Cycles)
+                        row = {"requests": size, "gap": gap, "rebuild": key}
+                        found.append(row | figures(cycles, gap))
+            memory = None
+            if setup.flips:
+                say(f"{setup.flips} switches")
+                load = Load(min(8, max(setup.sizes)), 4, 16, 64, setup.bench.pair.vocab)
+                memory = arms["flush"].call("flip", load=load, iterations=setup.flips)
+            status = arms["flush"].call("status")
+    return {"results": found, "memory": memory, "status": status}
+
+
+def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
+    """Launches until each switch took effect, times between tokens in ms, GPU time of going on.
+
+    window_p99: of the iterations around switches, the first one included; window_ratio: to
+    plain_p99, that of steady PLAIN; first_max: the slowest iteration of the first cycle's windows.
+    rebuild_per_256: GPU time of switching on, in plain steps, per 256 tokens of gap.
+    """
+    steady = [i for i in cycles.iterations if i.since > WINDOW + 2 and i.action == _DOES[i.pin]]
+    plain = sorted(i.ms for i in steady if i.pin == "PLAIN")
+    spec = sorted(i.ms for i in steady if i.pin == "SPEC")
+    # Before the first pin nothing is switched: the server has just been brought to PLAIN.
+    around = [i for i in cycles.iterations if i.since <= WINDOW and i.pin]
+    window = sorted(i.ms for i in around)
+    plain_p99 = percentile(plain, 0.99)
+    step = statistics.median(plain)
+    rebuild = statistics.median(cycles.rebuild_ms) if cycles.rebuild_ms else 0.0
+    return {
+        "off_delay_launches": _delay(cycles.iterations),
+        "plain_step_ms": round(step, 4),
+        "plain_p99_ms": round(plain_p99, 4),
+        "spec_round_ms": round(statistics.median(spec), 4) if spec else None,
+        "window_p99_ms": round(percentile(window, 0.99), 4),
+        "window_ratio": round(percentile(window, 0.99) / plain_p99, 4),
+        "first_max_ms": round(max(i.ms for i in around if i.cycle == 0), 4),
+        "rebuild_gpu_ms": round(rebuild, 4),
+        "rebuild_per_256": round(rebuild / step / max(1.0, gap / 256), 4),
+    }
+
+
+def _delay(iterations: Sequence[Iteration]) -> int:
+    """Most decode launches, after any pin to PLAIN, that still speculated."""
+    late: Counter[int] = Counter()
+    for iteration in iterations:
+        if iteration.pin == "PLAIN" and iteration.action != "PLAIN":
+            late[iteration.cycle] += 1
+    return max(late.values(), default=0)
+
+
+# In an arm's process
+
+
+def cycle(engine: Engine, load: Load, gap: int, cycles: int) -> Cycles:
+    """Switch off and on `cycles` times under `load`, timing every iteration."""
+    controller = engine.scheduler.model_worker.spec_fsm
+    controller.pin(2)
+    loop = ClosedLoop(engine, load)
+    while controller.lifecycle.rows < load.requests or controller.lifecycle.mode.name != "PLAIN":
+        engine.step()
+    watch = _Watch(engine, gap, cycles)
+    engine.run_freely(watch.boundary)
+    watch.remove()
+    loop.end()
+    return Cycles(watch.iterations, watch.rebuild_ms())
+
+
+class _Watch:
+    """Sets the pins at boundaries and notes what each iteration launched and took."""
+
+    def __init__(self, engine: Engine, gap: int, cycles: int) -> None:
+        self.iterations: list[Iteration] = []
+        self._worker = engine.scheduler.model_worker
+        self._controller = self._worker.spec_fsm
+        self._left, self._gap = cycles, gap
+        self._cycle = self._since = self._in_mode = 0
+        self._pinned, self._asked = "PLAIN", ""
+        self._then = 0.0
+        self._action = ""
+        self._rebuilds: list[list[Any]] = [[]]
+        self._launched = self._controller.launched
+        self._flush, self._reseed = self._worker._flush, self._worker._reseed
+        self._controller.launched = self._note
+        self._worker._flush = self._timed(self._flush)
+        self._worker._reseed = self._timed(self._reseed)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._controller.launched = self._launched
+        self._worker._flush, self._worker._reseed = self._flush, self._reseed
+
+    def _note(self, batch: Any, plan: Any, result: Any) -> None:
+        self._action = "PLAIN" if plan.action.name == "PLAIN" else "SPECULATE"
+        self._launched(batch, plan, result)
+
+    def _timed(self, call: Any) -> Any:
+        import torch
+
+        if not torch.cuda.is_available():
+            return call
+
+        def timed(*args: Any) -> Any:
+            # Inside a reseed the flush is part of it.
+            if self._pinned != "SPEC" or (self._rebuilds[-1] and self._rebuilds[-1][-1][1] is None):
+                return call(*args)
+            start, end = (_event() for _ in range(2))
+            start.record()
+            self._rebuilds[-1].append([start, None])
+            found = call(*args)
+            end.record()
+            self._rebuilds[-1][-1][1] = end
+            return found
+
+        return timed
+
+    def rebuild_ms(self) -> list[float]:
+        """GPU time of each switch on, in ms; empty without a GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return []
+        torch.cuda.synchronize()
+        spans = [[start.elapsed_time(end) for start, end in events] for events in self._rebuilds]
+        return [sum(span) for span in spans if span]
+
+    def boundary(self) -> bool:
+        """At every boundary: note the iteration that ended, set the next pin when it is time."""
+        now = time.perf_counter()
+        if self._then:
+            ms = (now - self._then) * 1000
+            self.iterations.append(
+                Iteration(ms, self._action, self._asked, self._since, self._cycle)
+            )
+            self._since += 1
+            reached = self._controller.lifecycle.mode.name == self._pinned
+            self._in_mode = self._in_mode + 1 if reached else 0
+        enough = self._gap if self._pinned == "PLAIN" else SPEC_STEPS
+        if self._in_mode >= enough:
+            if self._pinned == "SPEC":
+                self._cycle += 1
+                self._left -= 1
+                self._rebuilds.append([])
+                if not self._left:
+                    return False
+            self._pinned = "SPEC" if self._pinned == "PLAIN" else "PLAIN"
+            self._controller.pin(1 if self._pinned == "SPEC" else 2)
+            self._asked = self._pinned
+            self._since = self._in_mode = 0
+        self._then = time.perf_counter()
+        return True
+
+
+def _event() -> Any:
+    import torch
+
+    make: Any = torch.cuda.Event
+    return make(enable_timing=True)
+
+
+def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
+    """Switch `flips` times as fast as it goes; memory before and after, in bytes."""
+    import torch
+
+    controller = engine.scheduler.model_worker.spec_fsm
+    loop = ClosedLoop(engine, load)
+    done, target = 0, 0
+    before: dict[str, int] = {}
+
+    def memory() -> dict[str, int]:
+        gc.collect()
+        found = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        if torch.cuda.is_available():
+            found["device"] = torch.cuda.memory_allocated()
+            found["device_reserved"] = torch.cuda.memory_reserved()
+        return found
+
+    def boundary() -> bool:
+        nonlocal done, target, before
+        loop.replace(loop.ended())
+        if controller.lifecycle.mode.name == ("PLAIN" if target == 2 else "SPEC"):
+            done += 1
+            target = 2 if target != 2 else 1
+            controller.pin(target)
+            if done == flips // 10:
+                before = memory()  # by now everything that is allocated once has been
+        return done < flips
+
+    controller.pin(1)
+    engine.run_freely(boundary)
+    after = memory()
+    loop.end()
+    return {
+        "switches": done,
+        "before": before,
+        "after": after,
+        "growth": {name: after[name] - before[name] for name in after},
+        "status": controller.status(),
+    }
+
+
+__all__ = ["Cycles", "Iteration", "Setup", "cycle", "figures", "flip", "measure"]
