@@ -209,6 +209,8 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         A failure leaves the target's state untouched: only draft KV of positions that still
         count as missing may have been written, so the batch goes on in PLAIN.
         """
+        rows = batch.req_pool_indices
+        covered = self.stash.covered[rows]
         try:
             with self._rebuilding():
                 committed = batch.seq_lens
@@ -218,6 +220,8 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             raise
         except Exception as error:
             logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
+            # The flush may have gone well before the seed failed: the ledger does not count it.
+            self.stash.covered[rows] = covered
             fsm.reseed_failed(error)
             return False
         fsm.reseeded(batch)
