@@ -49,6 +49,9 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_disk": (
         "self", "recv_req",
     ),
+    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (),
+    "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": (),
+    "sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size": (),
     f"{_STATE}.get_internal_state": ("self", "recv_req"),
     f"{_STATE}.set_internal_state": ("self", "recv_req"),
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": (

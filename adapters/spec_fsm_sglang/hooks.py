@@ -31,6 +31,7 @@ WEIGHT_UPDATES = (
     "update_weights_from_ipc",
 )
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_SIZING = "sglang.srt.mem_cache.allocation_sizing"
 
 
 def controller_of(worker: Any) -> Controller | None:
@@ -167,6 +168,21 @@ def weights_updated(result: Any, updater: Any, *_args: Any, **_kwargs: Any) -> A
     return result
 
 
+def req_to_token_headroom(result: int, *_args: Any, **_kwargs: Any) -> int:
+    """Positions of a request's row beyond the context: all that a decode step reserves (I5).
+
+    SGLang leaves less with pages of 1, and near the context's end writes the reserve of one
+    request into the row of the next (`docs/upstream/`).
+    """
+    from sglang.srt.mem_cache import allocation_sizing as sizing
+    from sglang.srt.runtime_context import get_spec
+
+    if get_spec().speculative_algorithm is None:
+        return result
+    reserve: int = sizing.get_alloc_reserve_per_decode() + sizing.get_alloc_page_size() - 1
+    return max(result, reserve)
+
+
 def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
     """Cut what a leaving request inserts into the prefix cache, and learn that it left (I15)."""
     tree_cache = scheduler.tree_cache
@@ -204,6 +220,7 @@ HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     (f"{_METRICS}.report_decode_stats", report_decode_stats, HookType.AROUND),
     (f"{_SCHEDULER}.flush_cache", flush_cache, HookType.AFTER),
     *((f"{_WEIGHTS}.{name}", weights_updated, HookType.AFTER) for name in WEIGHT_UPDATES),
+    (f"{_SIZING}.get_req_to_token_extra_context_len", req_to_token_headroom, HookType.AFTER),
     (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
     (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),
     (
