@@ -21,21 +21,29 @@ CHAIN = {"steps": 3, "topk": 1, "num_draft_tokens": 4}
 FSM = {"disable_above": 5, "dwell": 4, "checks": True}
 
 
-def run(scenario: str, *, fsm: dict[str, Any] | None = FSM, **config: Any) -> dict[str, Any]:
+def run(
+    scenario: str,
+    *,
+    fsm: dict[str, Any] | None = FSM,
+    script: str = "live_scenarios.py",
+    **config: Any,
+) -> dict[str, Any]:
     """The scenario's result. `fsm`: the plugin's configuration, None leaves it inactive.
+
+    `script`: the file beside this one that holds the scenario.
 
     `config`: keywords of `inprocess.Engine` but the models (`draft` is "eagle3", "eagle" or
     None), and `params` for the scenario itself.
     """
-    return json.loads(_run(scenario, json.dumps({"fsm": fsm, **config}, sort_keys=True)))
+    return json.loads(_run(script, scenario, json.dumps({"fsm": fsm, **config}, sort_keys=True)))
 
 
 @functools.cache
-def _run(scenario: str, config: str) -> str:
+def _run(script: str, scenario: str, config: str) -> str:
     environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
     environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     with tempfile.NamedTemporaryFile(suffix=".json") as result:
-        command = [sys.executable, str(TESTS / "live_scenarios.py"), scenario, config, result.name]
+        command = [sys.executable, str(TESTS / script), scenario, config, result.name]
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=300, check=False
         )
