@@ -126,6 +126,16 @@ def stash_is_wider(_: Ops, __: State, r: RowState, ___: Arg) -> RowState:
     return r._replace(committed=r.committed + 1, stashed=r.committed + 1, seeded=0)
 
 
+def chunk_with_seed(ops: Ops, s: State, r: RowState, a: Arg) -> RowState:
+    """A chunk of a prompt leaves its row as if it could draft."""
+    return ROW_EFFECTS["ROW_CHUNK"](ops, s, r, a)._replace(seeded=1)
+
+
+def endless_stash(_: Ops, __: State, r: RowState, ___: Arg) -> RowState:
+    """A plain step that never loses the oldest state."""
+    return r._replace(committed=r.committed + 1, seeded=0)
+
+
 def effects(**new: Any) -> Rules:
     """The rules with effects replaced."""
     return replace(RULES, effects={**EFFECTS, **new})
@@ -148,7 +158,10 @@ FAULTS: dict[str, tuple[Rules, str]] = {
     "a state overwritten too early": (rows(ROW_DECODE=stash_is_wider), "I14"),
     "a plain result refused in SPEC": (without(_SPEC, Event.DECODED), "ACCEPTED"),
     "a launch refused in PLAIN": (without(_PLAIN, Event.LAUNCHED), "ACCEPTED"),
-    "a lost row that may come back": (edge(_PLAIN, Event.LOAD_FELL, guards=()), "ACCEPTED"),
+    "a lost row that may come back": (
+        edge(_PLAIN, Event.LOAD_FELL, guards=("DWELL_OVER",)),
+        "REFUSES",
+    ),
     "a row that leaves and stays counted": (edge(_PLAIN, Event.FINISHED, effects=()), "AGREE"),
     "a row dropped in silence": (edge(_PLAIN, Event.STASH_DROPPED, effects=()), "WITHIN_STASH"),
     "the cache flushed under a row": (edge(_SPEC, Event.CACHE_FLUSHED, guards=()), "CACHE"),
@@ -160,6 +173,15 @@ FAULTS: dict[str, tuple[Rules, str]] = {
         effects(SETTLE=lambda o, s, a: EFFECTS["SETTLE"](o, s, a)._replace(unsettled=-1)),
         "ORDER",
     ),
+    "a row that leaves ends the rebuild": (
+        edge(_RESEEDING, Event.FINISHED, target=_PLAIN),
+        "KINDS",
+    ),
+    "a chunk that has a seed": (rows(ROW_CHUNK=chunk_with_seed), "UNREADY"),
+    "a stash without an end": (rows(ROW_DECODE=endless_stash), "RING"),
+    "a result that commits nothing": (edge(_SPEC, Event.SETTLED, row_effect=None), "I9"),
+    "a rebuild nobody may start": (without(_PLAIN, Event.LOAD_FELL), "GRANTS"),
+    "a flush that leaves a hole": (edge(_PLAIN, Event.FLUSHED, guards=()), "REFUSES"),
     "no slot for what is accepted": (
         rows(
             ROW_ACCEPT=lambda o, s, r, a: ROW_EFFECTS["ROW_ACCEPT"](o, s, r, a)._replace(reserved=0)

@@ -26,7 +26,12 @@ SAYS: dict[str, str] = {
     "ACCEPTED": "The table accepts every fact: what has happened cannot be refused.",
     "MATRIX": "The mode allows the phases of what its own plan launches.",
     "CACHE": "The prefix cache is emptied while no row lives, and always then.",
-    **{i: INVARIANTS[i].says for i in ("I5", "I8", "I14", "I15")},
+    "KINDS": "Only a mode event changes the mode, but new weights may end a rebuild.",
+    "UNREADY": "A row whose prompt is not whole has no seed, no states, and nothing to lose.",
+    "RING": "No row counts on states the stash has lost, or never had.",
+    "GRANTS": "A change of mode that is asked for is made where nothing stands against it.",
+    "REFUSES": "The table refuses what would be wrong of the rows and results there are.",
+    **{i: INVARIANTS[i].says for i in ("I5", "I8", "I9", "I14", "I15")},
 }
 """Every claim `model check` makes, by id."""
 
@@ -51,17 +56,21 @@ def broken(world: World) -> Broken | None:
         if not STATE_PREDICATES[claim](INT, world.state):
             return Broken(claim, f"in {world.mode.name}: {world.state}")
     for request in world.rows:
-        if (found := _row_broken(request, speculates)) is not None:
+        if (found := _row_broken(request, speculates, world.state.width)) is not None:
             return found
     return _disagreement(world)
 
 
-def _row_broken(request: Request, speculates: bool) -> Broken | None:
+def _row_broken(request: Request, speculates: bool, width: int) -> Broken | None:
     for view in (request.launched, request.settled):
         if not ROW_PREDICATES["I5"](INT, view):
             return Broken("I5", str(view))
+        if view.committed - view.stashed > width:
+            return Broken("RING", f"stash {width}: {view}")
     if request.stage is not Stage.RUNNING:
-        return None
+        row = request.launched
+        ready = row.seeded or row.lost or row.stashed != row.committed
+        return Broken("UNREADY", str(row)) if ready else None
     if speculates:
         # What is enqueued counts: the launch that reseeds settles one boundary later.
         return _held("I8", request.launched)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from spec_fsm_model import pinned
 from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
 from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
+from spec_fsm_model.fault_cli import register
 from spec_fsm_model.progress import progress_all
 from spec_fsm_model.prove import Proof, Prover
 from spec_fsm_model.prove_question import TIMEOUT_MS
@@ -24,6 +26,7 @@ from spec_fsm_model.report import story, write
 from spec_fsm_model.trace_check import check_file
 
 app = typer.Typer(no_args_is_help=True, help="Check the lifecycle's table, for every history.")
+register(app)
 trace_app = typer.Typer(no_args_is_help=True, help="Hold what a worker did against the table.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
@@ -54,10 +57,13 @@ def model_check(
     with console.status("searching"):
         found = check(most)
     if pin and all(f.verdict is Verdict.PROVED for f in found.found):
-        pinned = {"check": {f.bounds.name: counts(f) for f in found.found}}
-        BASELINE.write_text(json.dumps(pinned, indent=2) + "\n")
+        baseline: dict[str, Any] = {
+            "check": {f.bounds.name: counts(f) for f in found.found},
+            "table": pinned.table(),
+        }
+        BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
         console.print(f"pinned in {BASELINE.name}")
-        found = judge(found.found, pinned["check"])
+        found = judge(found.found, baseline["check"])
     _show(found, Console(stderr=as_json))
     if as_json:
         write([json.dumps(found.as_dict())])

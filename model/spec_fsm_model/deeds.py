@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_fsm import laws
 from spec_fsm._rules import Arg
 from spec_fsm.invariants import STATE_PREDICATES
-from spec_fsm.modes import Action, Event, Mode, Phase
+from spec_fsm.modes import MODE_EVENTS, Action, Event, Mode, Phase
 from spec_fsm.ops import INT
 from spec_fsm_model.claims import Broken
 from spec_fsm_model.planner import Planner
@@ -21,11 +21,13 @@ from spec_fsm_model.world import Canonical, Flight, Request, Stage, World
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from spec_fsm._rules import RowState
     from spec_fsm.plan import Plan
     from spec_fsm_model.world import Bounds
 
 SPECULATIVE_PHASES = (Phase.DRAFT, Phase.VERIFY, Phase.DRAFT_EXTEND)
 NO_ARG = Arg()
+_ENDS_A_REBUILD = (Event.WEIGHTS_CHANGED, Mode.RESEEDING)
 
 
 class Step(NamedTuple):
@@ -57,11 +59,13 @@ class Deeds:
     # -- following the table --------------------------------------------------------------
 
     def follow(self, world: World, event: Event, arg: Arg = NO_ARG) -> World:
-        """Follow an edge; raises Refused."""
+        """Follow an edge; raises Refused, and Broken if it may not change the mode and does."""
         mode, state = self.table.step(world.mode, event, world.state, arg)
         self.steps.append(Step(world.mode, event, mode))
         policy = world.policy
         if mode is not world.mode:
+            if event not in MODE_EVENTS and (event, world.mode) != _ENDS_A_REBUILD:
+                raise Broken("KINDS", f"{event.name} leads from {world.mode.name} to {mode.name}")
             policy = self.planner.fired(policy, event, mode)
         return world._replace(mode=mode, state=state, policy=policy)
 
@@ -179,6 +183,7 @@ class Deeds:
         effect = self.table.row_effect(world.mode, event)
         reseed = int(flight.action is Action.RESEED)
         arg = Arg(point=flight.point, reseed=reseed, length=1)
+        after = self.fact(world, event, arg)
         lengths = iter(accepted)
         rows = []
         for r in world.rows:
@@ -188,17 +193,27 @@ class Deeds:
             if flight.forget and r.stage is Stage.RUNNING:
                 r = r._replace(settled=self.table.row(flight.forget, r.settled, NO_ARG))
             rows.append(r._replace(flying=r.flying >> 1))
-        world = world._replace(rows=tuple(rows), flights=world.flights[1:])
-        return self.fact(world, event, arg)
+        return after._replace(rows=tuple(rows), flights=world.flights[1:])
 
     def _settle_plain(self, r: Request, flight: Flight, effect: str, arg: Arg) -> Request:
-        settled = self.table.row(effect, r.settled, arg)
+        settled = grown(self.table.row(effect, r.settled, arg), r.settled, 1)
         return r._replace(settled=self.table.row(flight.carried, settled, Arg(lower=flight.lower)))
 
     def _settle_speculative(self, r: Request, flight: Flight, effect: str, arg: Arg) -> Request:
         settled = self.table.row(flight.carried, r.settled, NO_ARG)
-        launched = self.table.row(effect, r.launched, arg)
-        return r._replace(launched=launched, settled=self.table.row(effect, settled, arg))
+        launched = grown(self.table.row(effect, r.launched, arg), r.launched, arg.length)
+        settled = grown(self.table.row(effect, settled, arg), r.settled, arg.length)
+        return r._replace(launched=launched, settled=settled)
+
+
+def grown(row: RowState, before: RowState, tokens: int) -> RowState:
+    """`row`, which has committed `tokens` more than `before`; raises Broken where it has not."""
+    if row.committed != before.committed + tokens:
+        text = f"{tokens} tokens computed, committed goes from {before.committed}"
+        raise Broken("I9", f"{text} to {row.committed}")
+    if row.stashed < before.stashed:
+        raise Broken("RING", f"states from {before.stashed} were kept, from {row.stashed} count")
+    return row
 
 
 def put(world: World, i: int, request: Request) -> World:
@@ -242,6 +257,7 @@ __all__ = [
     "SPECULATIVE_PHASES",
     "Deeds",
     "Step",
+    "grown",
     "kept_rows",
     "oldest_without",
     "put",

@@ -16,7 +16,7 @@ from spec_fsm.invariants import insertion_covered
 from spec_fsm.modes import Action, Event, Mode, Phase, Pin
 from spec_fsm.ops import INT
 from spec_fsm_model.claims import Broken
-from spec_fsm_model.deeds import NO_ARG, Deeds, kept_rows, oldest_without, put, takes_part
+from spec_fsm_model.deeds import NO_ARG, Deeds, grown, kept_rows, oldest_without, put, takes_part
 from spec_fsm_model.planner import LOADS
 from spec_fsm_model.rules import Refused
 from spec_fsm_model.world import NOTHING, Request, Stage, World
@@ -146,6 +146,7 @@ class Environment(Deeds):
         effect = self.table.row_effect(world.mode, Event.PREFILLED_CHUNK)
         world = self._prefill_launch(world, Event.PREFILLED_CHUNK, 1)
         row = self.table.row(effect, NOTHING._replace(reserved=1), Arg(length=1))
+        row = grown(row, NOTHING, 1)
         r = world.rows[i]
         return put(world, i, r._replace(stage=Stage.CHUNKED, launched=row, settled=row))
 
@@ -155,6 +156,7 @@ class Environment(Deeds):
         world = self._prefill_launch(world, Event.PREFILLED, length)
         r = world.rows[i]
         row = self.table.row(effect, r.launched._replace(reserved=length), Arg(length=length))
+        row = grown(row, NOTHING, length)
         r = Request(Stage.RUNNING, world.state.t_launched, 0, 0, 0, 0, row, row)
         return self.fact(put(world, i, r), Event.MERGED)
 

@@ -7,6 +7,7 @@ search that was cut short is `undetermined`.
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from spec_fsm.modes import Mode
 from spec_fsm_model.claims import Broken, broken
 from spec_fsm_model.environment import Act, Environment
+from spec_fsm_model.refuses import wrongly_answered
 from spec_fsm_model.rules import RULES, Rules
 from spec_fsm_model.world import Bounds, World, start
 
@@ -65,11 +67,28 @@ class Found:
     history: list[Act] = field(default_factory=list)
 
 
+@dataclass
+class Arcs:
+    """A graph: worlds, and of each its acts with the number of the world after."""
+
+    worlds: list[World] = field(default_factory=list)
+    arcs: list[list[tuple[Act, int]]] = field(default_factory=list)
+
+    @property
+    def edges(self) -> int:
+        """Pairs of a world and an act that is possible in it."""
+        return sum(len(arcs) for arcs in self.arcs)
+
+
 class Search:
-    """One search; `run` it once."""
+    """One search; `run` it once.
+
+    arcs: of each world the acts that are possible with the number of the world after.
+    """
 
     def __init__(self, bounds: Bounds, rules: Rules = RULES, most: int = MOST_STATES) -> None:
         self.environment = Environment(bounds, rules)
+        self.arcs: list[list[tuple[Act, int]]] = []
         self._found = Found(bounds)
         self._most = most
         first = self.environment.canonical(start(bounds))
@@ -80,15 +99,32 @@ class Search:
 
     def run(self) -> Found:
         """Search until a claim breaks, every world was seen, or `most` were."""
+        # A graph has no garbage: looking for some takes a third of the time.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._run()
+        finally:
+            if collects:
+                gc.enable()
+
+    def _run(self) -> Found:
         found, began = self._found, time.perf_counter()
         for i, world in enumerate(self.worlds):
             self.environment.steps.clear()
+            error = wrongly_answered(world, self.environment.table)
+            if error is not None:
+                self._refute(i, None, error)
+                break
+            arcs: list[tuple[Act, int]] = []
+            self.arcs.append(arcs)
             for act, after in self.environment.successors(world):
                 found.edges += 1
                 error = after if isinstance(after, Broken) else self._visit(i, act, after)
                 if error is not None:
                     self._refute(i, act, error)
                     break
+                arcs.append((act, self.index[after]))  # type: ignore[index]
             if found.broken is not None or len(self.worlds) > self._most:
                 break
         else:
@@ -107,9 +143,10 @@ class Search:
         self._depths.append(self._depths[i] + 1)
         return broken(after)
 
-    def _refute(self, i: int, act: Act, error: Broken) -> None:
+    def _refute(self, i: int, act: Act | None, error: Broken) -> None:
+        """act: None if it is the i-th world itself in which a claim breaks."""
         self._found.verdict, self._found.broken = Verdict.REFUTED, error
-        self._found.history = [*self.path(i), act]
+        self._found.history = self.path(i) if act is None else [*self.path(i), act]
 
     def _complete(self) -> None:
         table = self.environment.table
@@ -134,4 +171,4 @@ def _count(modes: Iterable[Mode]) -> dict[str, int]:
     return counts
 
 
-__all__ = ["BOUNDS", "MOST_STATES", "Found", "Search", "Verdict"]
+__all__ = ["BOUNDS", "MOST_STATES", "Arcs", "Found", "Search", "Verdict"]

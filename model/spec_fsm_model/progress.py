@@ -27,7 +27,7 @@ from spec_fsm._rules import max_gap
 from spec_fsm.modes import Mode, Pin
 from spec_fsm.ops import INT
 from spec_fsm_model.deeds import takes_part
-from spec_fsm_model.explore import MOST_STATES, Search, Verdict
+from spec_fsm_model.explore import MOST_STATES, Arcs, Search, Verdict
 from spec_fsm_model.rules import RULES, Rules
 from spec_fsm_model.world import Bounds, World
 
@@ -83,7 +83,9 @@ def progress(bounds: Bounds, rules: Rules = RULES, most: int = MOST_STATES) -> P
         found.detail = searched.broken.detail
     elif found.verdict is Verdict.PROVED:
         try:
-            found.edges = _check(search)
+            graph = Arcs(search.worlds, search.arcs)
+            found.edges = graph.edges
+            _check(graph)
         except _Failed as error:
             found.verdict, found.broken = Verdict.REFUTED, error.claim
             found.detail, found.history = error.why, search.path(error.at)
@@ -97,26 +99,32 @@ def progress_all(processes: int = 2) -> list[Progressed]:
         return list(pool.map(progress, BOUNDS))
 
 
-def _check(search: Search) -> int:
-    sources: list[list[int]] = [[] for _ in search.worlds]
-    edges = 0
-    for i, world in enumerate(search.worlds):
-        own = False
-        search.environment.steps.clear()
-        for act, after in search.environment.successors(world):
-            if not isinstance(after, World):
-                raise TypeError(f"a claim broke that the search had proved: {after}")
-            edges += 1
-            sources[search.index[after]].append(i)
-            own = own or _is_own(world, act)
-            if why := _not_before_dwell(world, after):
+def held_up(graph: Arcs) -> str:
+    """The claim that does not hold on a graph, with where it fails, or empty."""
+    try:
+        _check(graph)
+    except _Failed as error:
+        return f"{error.claim}: {error.why}"
+    return ""
+
+
+def _check(graph: Arcs) -> None:
+    worlds = graph.worlds
+    sources: list[list[int]] = [[] for _ in worlds]
+    for i, (world, arcs) in enumerate(zip(worlds, graph.arcs, strict=True)):
+        own, mode = False, world.mode
+        for act, target in arcs:
+            after = worlds[target]
+            sources[target].append(i)
+            if mode is not after.mode and (why := _not_before_dwell(world, after)):
                 raise _Failed("DWELL", i, f"{act}: {why}")
-            if world.mode in _ENDS and after.mode is world.mode:
-                _check_rank(i, act, world, after)
-        if world.mode in _ENDS and not own and any(takes_part(r) for r in world.rows):
-            raise _Failed(_ENDS[world.mode], i, "rows decode, and the server can do nothing")
-    _check_reachable(search.worlds, sources)
-    return edges
+            if mode in _ENDS:
+                own = own or _is_own(world, act)
+                if after.mode is mode:
+                    _check_rank(i, act, world, after)
+        if mode in _ENDS and not own and any(takes_part(r) for r in world.rows):
+            raise _Failed(_ENDS[mode], i, "rows decode, and the server can do nothing")
+    _check_reachable(worlds, sources)
 
 
 def _is_own(world: World, act: Act) -> bool:
@@ -162,4 +170,4 @@ def _check_reachable(worlds: list[World], sources: list[list[int]]) -> None:
             raise _Failed("REACHABLE", at, f"{mode.name} cannot be reached any more")
 
 
-__all__ = ["BOUNDS", "SAYS", "Progressed", "progress", "progress_all"]
+__all__ = ["BOUNDS", "SAYS", "Progressed", "held_up", "progress", "progress_all"]

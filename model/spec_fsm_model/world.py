@@ -151,6 +151,7 @@ class Canonical:
     def __init__(self, bounds: Bounds) -> None:
         self._age = bounds.origin
         self._requests: dict[tuple[Request, int], Request] = {}
+        self._states: dict[State, State] = {}
 
     def __call__(self, world: World) -> World:
         """The representative of `world`."""
@@ -165,6 +166,12 @@ class Canonical:
 
     def state(self, state: State) -> State:
         """Counters with ticks counted from `t_settled`; the dwell is the policy's, and 0 here."""
+        found = self._states.get(state)
+        if found is None:
+            found = self._states[state] = self._state(state)
+        return found
+
+    def _state(self, state: State) -> State:
         shift = state.t_settled
         ticks = {name: self._tick(getattr(state, name), shift) for name in TICKS}
         return state._replace(**ticks, dwell=0)
