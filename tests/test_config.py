@@ -72,10 +72,10 @@ def test_bad_files_are_one_line(
         ("enable_at", 0, "whole numbers, 1 or more"),
         ("enable_at", 6, "1 to disable_above (5)"),
         ("stash_width", 1, "whole numbers, 2 or more"),
-        ("flush_every", 64, "0 to stash_width - 1 (63)"),
+        ("flush_every", -1, "whole numbers, 0 or more"),
         ("slice_tokens", 0, "whole numbers, 1 or more"),
         ("pin", "on", "auto, spec, plain"),
-        ("strategy", "fast", "auto, bulk, extend"),
+        ("strategy", "fast", "auto, bulk, extend, warm, cold"),
         ("lost_rows", "rerun", "plain"),
         ("trace", 3, "file names"),
         ("checks", "yes", "true, false"),
@@ -88,6 +88,18 @@ def test_bad_values_name_themselves_and_the_accepted(
     message = refusal(**{"disable_above": 5, key: value})
     assert message.startswith(f"{key} is {value!r}: accepted are ")
     assert accepted in message
+
+
+def test_flush_must_fit_a_stash_width_that_is_named() -> None:
+    """With a width of its own the interval stays below it; without one the server fits both."""
+    assert "0 to stash_width - 1 (63)" in refusal(disable_above=5, stash_width=64, flush_every=64)
+    assert Config.of({"disable_above": 5, "flush_every": 64}).stash_width is None
+
+
+def test_warm_flushes_at_every_step() -> None:
+    """The strategy `warm` is a flush at every plain step, whatever `flush_every` says."""
+    assert Config(disable_above=5, strategy="warm").flush_steps == 1
+    assert Config(disable_above=5).flush_steps == 16
 
 
 def test_environment_round_trip() -> None:
@@ -117,7 +129,8 @@ def test_every_key_is_documented() -> None:
     assert [key for key, _ in rows] == list(Config.__struct_fields__)
     documented = dict(rows)
     default = Config(disable_above=5)
-    for key in ("dwell", "stash_width", "flush_every", "slice_tokens"):
+    assert documented["stash_width"] == "what 1 % of the KV pool holds"
+    for key in ("dwell", "flush_every", "slice_tokens"):
         assert documented[key] == f"`{getattr(default, key)}`"
     for key in ("pin", "strategy", "lost_rows"):
         assert documented[key] == f'`"{getattr(default, key)}"`'

@@ -23,6 +23,9 @@ _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _METRICS = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
+_DECODE_GRAPHS = (
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+)
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
     "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": ("self", "server_args"),
@@ -57,6 +60,18 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": (
         "self", "meta_info", "recv_obj", "i",
     ),
+    "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": ("self",),
+    "sglang.srt.entrypoints.warmup.warmup": ("name",),
+    "sglang.srt.model_executor.model_runner.ModelRunner._get_attention_backend": (
+        "self", "init_new_workspace",
+    ),
+    f"{_DECODE_GRAPHS}.__init__": (
+        "self", "model_runner", "attn_backend", "speculative_num_steps",
+        "speculative_num_draft_tokens", "record_nolora_graph",
+    ),
+    f"{_DECODE_GRAPHS}.capture": ("self",),
+    f"{_DECODE_GRAPHS}.capture_prepare": ("self", "size", "stream_idx", "num_tokens"),
+    f"{_DECODE_GRAPHS}.get_spec_info": ("self", "num_tokens"),
     "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
         "self", "batch", "forward_batch", "pp_proxy_tensors", "is_verify",
         "skip_attn_backend_init", "capture_hidden_mode", "return_kv_loc_plan",

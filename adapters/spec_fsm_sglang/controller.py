@@ -72,7 +72,7 @@ class Controller:
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None
         sink = None if trace is None else FileSink(trace)
-        self.enable_at = policy.enable_threshold
+        self.disable_above, self.enable_at = policy.disable_above, policy.enable_threshold
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.tracing = sink is not None
         self.worker = worker
@@ -290,6 +290,7 @@ class Controller:
         return {
             "mode": lifecycle.mode.name,
             "pin": lifecycle.pin.name,
+            "disable_above": self.disable_above,
             "transitions": edges,
             "checks": lifecycle.checks.as_dict(),
             "violations": sum(lifecycle.checks.violations.values()),

@@ -33,7 +33,7 @@ def activate() -> None:
     # Imported late: an inactive plugin must not pull SGLang's modules into every process.
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from spec_fsm_sglang import compat, hooks
+    from spec_fsm_sglang import compat, hooks, rehearsal
 
     problem = compat.version_problem() or compat.signature_problem()
     if problem is not None:
@@ -45,6 +45,7 @@ def activate() -> None:
         HookType.AROUND,
     )
     hooks.register()
+    rehearsal.register()
     if os.environ.get("SPEC_FSM_STRICT") == "1":
         from sglang.srt.managers.schedule_batch import ScheduleBatch
 

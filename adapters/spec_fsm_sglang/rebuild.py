@@ -45,6 +45,9 @@ class Rebuild(Protocol):
     """A strategy that writes missing draft KV."""
 
     name: str
+    read_done: Any
+    """Event after the last read of what the scheduler writes, of the flush enqueued last; None
+    where nothing finer is known than its end."""
 
     def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
         """Write ages `[lower, upper)` of every row; `committed` is `[b]`, positions with target KV.
@@ -74,6 +77,7 @@ class BulkRebuild:
         self._draft_worker = draft_worker
         self._runner = draft_worker.draft_runner
         self._stash = stash
+        self.read_done: Any = None
         self._is_eagle3 = hasattr(self._runner.model.model.layers[0], "hidden_norm")
 
     def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
@@ -87,6 +91,9 @@ class BulkRebuild:
         positions = positions.clamp(min=0)
         hidden_states, tokens = self._stash.read(rows, positions)
         slots = slots_of(self._draft_worker, rows, positions)
+        if slots.is_cuda:
+            # From here on only the stash and the slots themselves are touched.
+            self.read_done = torch.cuda.current_stream().record_event()
         slots = torch.where(missing, slots, SINK_SLOT)
         self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states.flatten(0, 1), slots)
         self._stash.covered[rows] = torch.maximum(
@@ -182,6 +189,7 @@ class ColdRebuild:
     """No rebuild at all: the draft goes on over holes. What the others are compared with."""
 
     name = "cold"
+    read_done = None
 
     def __init__(self, stash: Stash) -> None:
         self._stash = stash
@@ -199,6 +207,7 @@ class ExtendRebuild:
     """SGLang's draft extend over the gap, in ascending slices; fits every draft."""
 
     name = "extend"
+    read_done = None
 
     def __init__(self, draft_worker: EagleDraftWorker, stash: Stash) -> None:
         self._draft_worker = draft_worker

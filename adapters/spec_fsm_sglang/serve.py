@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spec_fsm.errors import ConfigError
-from spec_fsm_sglang import running_cap
+from spec_fsm_sglang import rehearsal, running_cap
 from spec_fsm_sglang.config import ENV_VAR
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
         argv = [*argv, *cpu_server.as_flags(argv)]
         if cpu_overlap:
             cpu_server.force_overlap()
+    elif config is not None:
+        argv = with_warmup(argv)
     os.environ.pop(ENV_VAR, None)
     if config is not None:
         os.environ.update(config.to_env())
@@ -58,6 +60,12 @@ def on_cpu(argv: list[str]) -> bool:
     import torch
 
     return not torch.accelerator.is_available()
+
+
+def with_warmup(argv: list[str]) -> list[str]:
+    """`argv` with this adapter's warm-up beside those it names."""
+    named = flag_value(argv, "--warmups")
+    return [*argv, "--warmups", rehearsal.NAME if named is None else f"{named},{rehearsal.NAME}"]
 
 
 def flag_value(argv: list[str], flag: str) -> str | None:

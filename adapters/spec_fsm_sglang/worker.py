@@ -166,10 +166,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         hidden_states = result.logits_output.hidden_states
         self.stash.record(rows, positions, hidden_states, result.next_token_ids)
         if plan.flush_upper > plan.flush_lower:
-            # The flush reads slots after the target did: the scheduler waits for all of it.
-            self.target_worker.model_runner.shared_read_done_event = None
             with self._rebuilding():
                 self._flush_or_retry(fsm, batch, new_seq_lens, plan)
+            # The flush read slots after the target did.
+            self.target_worker.model_runner.shared_read_done_event = self.rebuild.read_done
         plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
         return result
 

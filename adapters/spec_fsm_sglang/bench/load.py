@@ -101,12 +101,13 @@ class ClosedLoop:
 
     def committed(self) -> int:
         """Tokens settled so far, those of running requests included."""
-        outputs = self.engine.outputs.values()
+        outputs = self.engine.outputs
         running = self.engine.scheduler.running_batch.reqs
+        # A request that has just finished is in one of the two, or in both.
         return (
             self._finished
-            + sum(len(output.output_ids) for output in outputs if output.finished)
-            + sum(len(req.output_ids) for req in running if not req.finished())
+            + sum(len(output.output_ids) for output in outputs.values() if output.finished)
+            + sum(len(r.output_ids) for r in running if not outputs[r.rid].finished)
         )
 
     def run(self, iterations: int) -> Measured:

@@ -1,0 +1,98 @@
+"""What `spec-fsm bench plain`, `recovery` and `switch` make of what they measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from spec_fsm.errors import ConfigError
+from spec_fsm_sglang.bench import recovery, switch
+from spec_fsm_sglang.bench.arms import pair_of, whole_numbers
+from spec_fsm_sglang.bench.load import Measured
+from spec_fsm_sglang.bench.plain import compared, lower_bound, percentile, summary
+from spec_fsm_sglang.bench.recovery import Pair, figures
+from spec_fsm_sglang.bench.switch import Cycles, Iteration
+
+
+def run(tokens: int, seconds: float, gaps: tuple[float, ...] = (10.0,)) -> Measured:
+    """A run of `tokens` in `seconds`, all of it steady."""
+    return Measured(tokens, seconds, tokens, seconds, list(gaps))
+
+
+def test_ratio_is_of_blocks_and_drift_cancels() -> None:
+    """A machine that slows down evenly leaves the ratio of an ABBA block at its true value."""
+    # A B B A at speeds 100, 99, 98, 97 (A) and 0.5 of the machine's speed at the time (B).
+    base, ours = [run(100, 1.0), run(97, 1.0)], [run(49, 1.0), run(49, 1.0)]
+    found = compared(base * 3, ours * 3)
+    assert found["ratio"] == pytest.approx(98 / 197, abs=1e-4)
+    assert len(found["ratios"]) == 3
+    assert found["lower_bound"] == found["ratio"]
+
+
+def test_lower_bound_is_students() -> None:
+    """Mean minus t(0.95, 4) = 2.1318 standard errors; one value is its own bound."""
+    values = [0.99, 1.0, 1.01, 1.0, 1.0]
+    error = 0.0070711 / 5**0.5
+    assert lower_bound(values) == pytest.approx(1.0 - 2.1318 * error, abs=1e-5)
+    assert lower_bound([0.97]) == 0.97
+
+
+def test_summary_has_medians_and_percentiles() -> None:
+    """Medians over runs, percentiles over all steady iterations."""
+    runs = [run(100, 1.0, (1.0, 2.0)), run(300, 1.0, (3.0, 4.0)), run(200, 1.0, (5.0, 90.0))]
+    found = summary(runs)
+    assert (found["steady_tokens_per_s"], found["steps"]) == (200, 6)
+    assert (found["step_ms_p50"], found["step_ms_p99"]) == (4.0, 90.0)
+    assert percentile([1.0], 0.99) == 1.0
+
+
+def pair(ours: list[int], always_on: list[int], gap: int = 16) -> Pair:
+    """One request with these accept lengths and no difference in draft KV."""
+    return Pair(gap, ours, always_on, True, 1e-6, 8.0, 1e-7)
+
+
+def test_recovery_pools_rounds_and_parts_first_from_later() -> None:
+    """The first eight rounds are judged apart from the later ones."""
+    first, later = [2] * recovery.FIRST, [3, 3]
+    found = figures([pair([1] * recovery.FIRST + later, first + later)] * 4)
+    assert found["first_ratio"] == 0.5
+    assert found["first_lower_bound"] == 0.5
+    assert found["later_ratio"] == 1.0
+    assert found["first_rounds"] == 32
+    assert found["curve"][0] == [1, 2]
+    assert found["curve"][-1] == [3, 3]
+
+
+def test_worst_ratio_leaves_the_cold_strategy_out() -> None:
+    """`worst_first_rounds_ratio` is over what rebuilds; the cold curve stands beside it."""
+    good, bad = pair([2] * 8, [2] * 8), pair([1] * 8, [2] * 8)
+    cells = [
+        {"spec": "3/1/4", "strategy": "flush", "gap": 16, "pairs": [good]},
+        {"spec": "3/1/4", "strategy": "cold", "gap": 16, "pairs": [bad]},
+    ]
+    found = recovery._results(cells)
+    assert found["worst_first_rounds_ratio"] == 1.0
+    assert {row["strategy"]: row["first_ratio"] for row in found["pooled"]}["cold"] == 0.5
+
+
+def test_switch_counts_late_launches_and_parts_windows_from_steady_steps() -> None:
+    """A speculative launch after a pin to PLAIN is late; windows end `WINDOW` iterations in."""
+    steady = switch.WINDOW + 3
+    iterations = [Iteration(5.0, "PLAIN", "", i, 0) for i in range(3)]
+    iterations += [Iteration(9.0, "SPECULATE", "SPEC", i, 0) for i in range(steady + 2)]
+    iterations += [Iteration(7.0, "SPECULATE", "PLAIN", 0, 1)]
+    iterations += [Iteration(5.0, "PLAIN", "PLAIN", i, 1) for i in range(1, steady + 2)]
+    found = switch.figures(Cycles(iterations, [2.5]), gap=128)
+    assert found["off_delay_launches"] == 1
+    assert (found["plain_step_ms"], found["spec_round_ms"]) == (5.0, 9.0)
+    assert found["window_p99_ms"] == 9.0
+    assert found["rebuild_per_256"] == 0.5
+
+
+def test_bad_input_is_named_with_what_is_accepted() -> None:
+    """Lists and model names that make no sense are refused in one line."""
+    assert whole_numbers("--requests", "1, 8,32") == [1, 8, 32]
+    for text in ("", "0", "8,x", "1;2"):
+        with pytest.raises(ConfigError, match=r"--requests .*accepted are whole numbers"):
+            whole_numbers("--requests", text)
+    with pytest.raises(ConfigError, match="--model gpt: accepted are smollm2, llama-8b, tiny"):
+        pair_of("gpt", None)  # type: ignore[arg-type]

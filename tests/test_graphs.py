@@ -1,0 +1,116 @@
+"""Which graphs a launch may replay (I2), and what their buffers hold (I12, I13).
+
+The rules are the adapter's own code, on stand-ins for the graphs that only a GPU can capture; the
+GPU script of `docs/measurements.md` runs them on real ones.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from spec_fsm import Lifecycle, Phase, Policy, PolicyConfig, Shape, ShapeViolation, StashConfig
+from spec_fsm_sglang.graph_checks import look
+from spec_fsm_sglang.guard import LaunchGuard
+from spec_fsm_sglang.plain_graphs import SGLANG_CAP, limit_verify_graphs
+
+
+def guard_with(graphs: Any) -> LaunchGuard:
+    """A guard whose target would replay `graphs`."""
+    shape = Shape(topk=4, num_steps=2, num_draft_tokens=16)
+    policy = Policy(PolicyConfig(disable_above=5))
+    guard = LaunchGuard(Lifecycle(shape, policy, StashConfig()), 2, 16)
+    target = SimpleNamespace(forward=None, decode_cuda_graph_runner=graphs)
+    guard.install(target, SimpleNamespace(forward=None))  # type: ignore[arg-type]
+    return guard
+
+
+def launch(rows: int, tokens: int, mode: ForwardMode) -> Any:
+    """The parts of a `ForwardBatch` that name its shape."""
+    return SimpleNamespace(
+        batch_size=rows, forward_mode=mode, input_ids=torch.zeros(tokens, dtype=torch.int64)
+    )
+
+
+def graphs_of(width: int, mode: ForwardMode) -> Any:
+    """A set of graphs captured at `width` tokens a request in `mode`."""
+    return SimpleNamespace(captured_req_width=width, capture_forward_mode=mode)
+
+
+VERIFY, PLAIN = graphs_of(16, ForwardMode.TARGET_VERIFY), graphs_of(1, ForwardMode.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "rows", "tokens", "mode", "fits"),
+    [
+        (PLAIN, 10, 10, ForwardMode.DECODE, True),
+        (VERIFY, 10, 160, ForwardMode.TARGET_VERIFY, True),
+        (None, 10, 10, ForwardMode.DECODE, True),
+        # The hole of SGLang 0.5.23: no spec_info, so its own width guard does not look.
+        (VERIFY, 10, 10, ForwardMode.DECODE, False),
+        (VERIFY, 10, 10, ForwardMode.TARGET_VERIFY, False),
+        (PLAIN, 10, 160, ForwardMode.TARGET_VERIFY, False),
+        (graphs_of(1, ForwardMode.TARGET_VERIFY), 10, 10, ForwardMode.DECODE, False),
+    ],
+)
+def test_launch_fits_the_graphs_that_would_replay_it(
+    graphs: Any, rows: int, tokens: int, mode: ForwardMode, fits: bool
+) -> None:
+    """I2: a launch of another width or mode is refused before it runs."""
+    guard, phase = guard_with(graphs), Phase.PLAIN_DECODE
+    if fits:
+        guard._check_graphs(phase, launch(rows, tokens, mode))
+        return
+    with pytest.raises(ShapeViolation) as caught:
+        guard._check_graphs(phase, launch(rows, tokens, mode))
+    assert caught.value.invariant == "I2"
+
+
+def replay(**changes: Any) -> set[str]:
+    """The invariants that a replay of 3 rows in a graph of 4 breaks, after `changes`."""
+    buffers = SimpleNamespace(
+        req_pool_indices=torch.tensor([5, 2, 7, 0, 9]),
+        seq_lens=torch.tensor([11, 12, 13, 1, 99]),
+        out_cache_loc=torch.tensor([31, 32, 33, 0, 77]),
+    )
+    for name, (index, value) in changes.items():
+        getattr(buffers, name)[index] = value
+    runner = SimpleNamespace(
+        raw_bs=3, bs=4, buffers=buffers, seq_len_fill_value=1, captured_req_width=1
+    )
+    batch = SimpleNamespace(
+        req_pool_indices=torch.tensor([5, 2, 7]), seq_lens=torch.tensor([11, 12, 13])
+    )
+    broken: set[str] = set()
+    look("plain", runner, batch, lambda i, holds, _: None if holds else broken.add(i))
+    return broken
+
+
+def test_padding_is_reset_and_buffers_hold_the_batch() -> None:
+    """I12 and I13, each broken by one stale entry and by nothing beyond the graph's size."""
+    assert replay() == set()
+    assert replay(req_pool_indices=(3, 9)) == {"I12"}
+    assert replay(seq_lens=(3, 40)) == {"I12"}
+    assert replay(out_cache_loc=(3, 34)) == {"I12"}
+    assert replay(seq_lens=(1, 40)) == {"I13"}
+    assert replay(req_pool_indices=(0, 6)) == {"I13"}
+
+
+@pytest.mark.parametrize(("disable_above", "largest"), [(8, 48), (64, 64), (200, 192)])
+def test_verify_graphs_stop_where_speculation_does(
+    monkeypatch: pytest.MonkeyPatch, disable_above: int, largest: int
+) -> None:
+    """Graphs of width d are captured for batches that may speculate; PLAIN's for all."""
+    sizes = [1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256]
+    config = SimpleNamespace(decode=SimpleNamespace(bs=list(sizes)))
+    graph = SimpleNamespace(cuda_graph_config=config)
+    monkeypatch.setattr(
+        "spec_fsm_sglang.plain_graphs.get_exec", lambda: SimpleNamespace(graph=graph)
+    )
+    assert limit_verify_graphs(disable_above) == sizes
+    assert max(config.decode.bs) == largest
+    assert largest >= min(SGLANG_CAP, max(sizes))
