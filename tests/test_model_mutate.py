@@ -195,7 +195,7 @@ def test_progress_is_read_off_a_faulty_graph() -> None:
     found = true.with_fault(fault("SLICE_DONE in RESEEDING goes to PLAIN, not RESEEDING")).run()
     assert (found.broken, found.same, held_up(found.graph())) == (None, True, "")
     # A graph in which no load is ever low again.
-    arcs = [[(act, after) for act, after in out if act.what != "load low"] for out in true.true.arcs]
+    arcs = [[arc for arc in arcs if arc[0].what != "load low"] for arcs in true.true.arcs]
     assert held_up(Arcs(true.true.worlds, arcs)).startswith("REACHABLE: ")
 
 
