@@ -16,10 +16,12 @@ from spec_fsm._table import ALLOWED, EDGES, REFUSALS
 from spec_fsm.invariants import INVARIANTS
 from spec_fsm.laws import Shape
 from spec_fsm.modes import Event, Mode, Phase
-from spec_fsm_model import drawing, pages, prevents, sources, symbols
+from spec_fsm_model import drawing, pages, pinned, prevents, sources, symbols
 from spec_fsm_model.bugs import BUGS, told
 from spec_fsm_model.cli import app
+from spec_fsm_model.environment import Environment
 from spec_fsm_model.explain import explain, names
+from spec_fsm_model.world import Bounds, World, start
 
 # -- explain ------------------------------------------------------------------------------
 
@@ -145,6 +147,48 @@ def test_the_drawing_shows_every_change_of_mode() -> None:
         assert {source.name, target.name, *labels} <= texts
     moving = {(e.source, e.target) for e in EDGES if e.source is not e.target}
     assert moving <= set(drawing.arrows())
+
+
+def test_the_numbers_of_the_page_of_claims() -> None:
+    """States and edges on docs/claims.md are the pinned ones, and each command has its section."""
+    page = (GENERATED.parent / "claims.md").read_text()
+    counts = pinned.baseline()["check"].values()
+    states, edges = (sum(c[name] for c in counts) for name in ("states", "edges"))
+    assert f"{states:,} states, {edges:,} edges" in page
+    for command in ("check", "prove", "progress", "mutate", "spin", "sequences"):
+        assert f"## `spec-fsm model {command}" in page
+    assert "## `spec-fsm trace check FILE`" in page
+
+
+def test_the_history_of_the_page_happens() -> None:
+    """The table of docs/lifecycle.md, row by row: mode and figures of its one request."""
+    page = (GENERATED.parent / "lifecycle.md").read_text()
+    told = [
+        [cell.strip() for cell in line.strip("|").split("|")[2:]]
+        for line in page[page.index("## One history") :].splitlines()
+        if line.startswith("| ") and "---" not in line
+    ][1:]
+    bounds = Bounds("the page", rows=1, in_flight=0)
+    environment = Environment(bounds)
+    environment.canonical = lambda world: world  # type: ignore[assignment]
+    world = start(bounds)
+    seen = []
+    for step in (
+        ("admit a request", "prefill the rest row 0"),
+        ("launch speculative", "a speculative result (accepted 1)"),
+        ("boundary (load high)",),
+        ("go on after the drain",),
+        ("launch plain", "a plain result"),
+        ("boundary (load low)",),
+        ("launch reseed",),
+    ):
+        for name in step:
+            world = {str(act): after for act, after in environment.successors(world)}[name]
+            assert isinstance(world, World)
+        row = world.rows[0].launched
+        seeded = "yes" if row.seeded else "no"
+        seen.append([world.mode.name, str(row.committed), str(row.covered), seeded])
+    assert seen == told
 
 
 SIZES = [

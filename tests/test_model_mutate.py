@@ -227,6 +227,11 @@ def test_all_faults_are_found() -> None:
     assert said["by"]["exact"] <= 5
     assert said["by"]["claims"] + said["by"]["proof"] > 0.9 * len(FAULTS)
     assert all(len(broken) == 1 for broken in said["seeded"].values())
+    page = (Path(__file__).parents[1] / "docs" / "claims.md").read_text()
+    section = page[page.index("## `spec-fsm model mutate`") :]
+    for by, number in said["by"].items():
+        assert f"| {number:,} |" in section, f"docs/claims.md has another number for {by}"
+    assert f"{len(FAULTS):,} faults, {len(BUGS)} bugs" in page
 
 
 # -- seeded bugs --------------------------------------------------------------------------
