@@ -14,6 +14,7 @@ from spec_fsm._table import EDGES
 from spec_fsm.modes import Event, Mode
 from spec_fsm_model import spin as runner
 from spec_fsm_model.cli import app
+from spec_fsm_model.pinned import baseline
 from spec_fsm_model.promela import COUNTERS, PROMELA, ROW, SYSTEMS, Free, Printed
 from spec_fsm_model.rules import RULES
 
@@ -61,6 +62,7 @@ def test_spin_counts_the_same_states(system: Free) -> None:
     """Two interpreters and two searches, one number."""
     found = runner.agree(system)
     assert found.spin == found.states > 100
+    assert found.verdict == 0
 
 
 @pytest.mark.skipif(not HERE, reason="SPIN is not installed: CI requires it, see .ci/run")
@@ -82,6 +84,13 @@ def test_without_spin_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_counts_that_differ_are_refuted() -> None:
     """Another number than SPIN's refutes."""
-    same = runner.Agreed("x", 10, 20, 10, 0.0)
+    same = runner.Agreed("x", 10, 20, 10, (10, 20), 0.0)
     assert same.verdict == 0
     assert replace(same, spin=11).verdict == 1
+    assert replace(same, pinned=(10, 21)).verdict == 1
+
+
+def test_the_table_alone_has_the_pinned_counts() -> None:
+    """States and moves of each system, with or without SPIN."""
+    counts = {system.name: list(system.explore()) for system in SYSTEMS}
+    assert counts == baseline()["alone"]

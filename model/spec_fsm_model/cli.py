@@ -20,6 +20,7 @@ from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.fault_cli import register
 from spec_fsm_model.progress import progress_all
+from spec_fsm_model.promela import SYSTEMS
 from spec_fsm_model.prove import Proof, Prover
 from spec_fsm_model.prove_question import TIMEOUT_MS
 from spec_fsm_model.report import story, write
@@ -60,6 +61,7 @@ def model_check(
         baseline: dict[str, Any] = {
             "check": {f.bounds.name: counts(f) for f in found.found},
             "table": pinned.table(),
+            "alone": {system.name: system.explore() for system in SYSTEMS},
         }
         BASELINE.write_text(json.dumps(baseline, indent=2) + "\n")
         console.print(f"pinned in {BASELINE.name}")

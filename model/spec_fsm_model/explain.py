@@ -16,7 +16,7 @@ from spec_fsm._table import ALLOWED, EDGES, REFUSALS, Edge
 from spec_fsm.errors import ConfigError
 from spec_fsm.invariants import INVARIANTS
 from spec_fsm.modes import MODE_EVENTS, Event, Mode, Phase
-from spec_fsm_model import claims, prevents, progress, sources
+from spec_fsm_model import claims, prevents, progress, prove, seeded, sources
 from spec_fsm_model.bugs import told
 
 PREDICATES = ("ORDER", "WITHIN_STASH", "COVERED")
@@ -56,6 +56,10 @@ def _kinds() -> Mapping[str, tuple[list[str], Callable[[str], Iterator[str]]]]:
         "row effects": (list(ROW_EFFECTS), partial(_effect, ROW_EFFECTS, "one row")),
         "invariants": (list(INVARIANTS), _invariant),
         "claims of the model": ([c for c in model if c not in INVARIANTS], _claim),
+        "clauses of the proof": (
+            [c for c in prove.SAYS if c not in {*model, *INVARIANTS}],
+            _clause,
+        ),
     }
 
 
@@ -140,6 +144,15 @@ def _invariant(name: str) -> Iterator[str]:
     yield from (f"    {who}" for who in invariant.checked)
     if name in claims.SAYS:
         yield "  the model checks it in every reachable state (spec-fsm model check)"
+    clauses = [clause for clause in prove.SAYS if clause.split()[0] == name]
+    if clauses:
+        yield f"  it is proved for any sizes (spec-fsm model prove): {', '.join(clauses)}"
+    broken = [bug.what for bug in seeded.BUGS if bug.invariant == name]
+    yield f"  bugs that break it alone (spec-fsm model mutate --stories): {'; '.join(broken)}"
+
+
+def _clause(name: str) -> Iterator[str]:
+    yield f"{name}: a clause of `spec-fsm model prove`. {prove.SAYS[name]}"
 
 
 def _claim(name: str) -> Iterator[str]:

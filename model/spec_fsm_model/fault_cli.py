@@ -117,8 +117,10 @@ def model_spin(
             write([json.dumps({"verdict": "not run", "why": str(error)})])
         raise typer.Exit(int(Verdict.UNDETERMINED) if required else 0) from None
     for f in found:
-        text = f"{f.name}: {f.states:,} states here, {f.spin:,} in SPIN, {f.verdict.name.lower()}"
-        shown.print(f"{text}, {f.seconds:.0f} s", markup=False, highlight=False)
+        text = f"{f.name}: {f.states:,} states here, {f.spin:,} in SPIN, {f.pinned[0]:,} pinned"
+        shown.print(
+            f"{text}: {f.verdict.name.lower()}, {f.seconds:.0f} s", markup=False, highlight=False
+        )
     verdict = max(f.verdict for f in found)
     shown.print(f"verdict: {verdict.name.lower()}")
     if as_json:

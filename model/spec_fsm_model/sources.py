@@ -103,7 +103,7 @@ def _exports(statement: ast.stmt) -> bool:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """Names, attributes and short strings: what a mention of an id looks like."""
+    """Names, attributes, strings and their words: what a mention of an id looks like."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute):
             yield part.attr
@@ -111,7 +111,7 @@ def _words(node: ast.AST) -> Iterator[str]:
             yield part.id
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
             words = "".join(c if c.isalnum() or c == "_" else " " for c in part.value)
-            yield from words.split()
+            yield from (part.value, *words.split())
 
 
 __all__ = ["FOLDERS", "Place", "member_docs", "mentions", "reading"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_fsm_model.explore import Verdict
+from spec_fsm_model.pinned import baseline
 from spec_fsm_model.promela import SYSTEMS, Free
 
 # Without reductions: a figure that no rule reads is part of a state all the same.
@@ -33,18 +34,23 @@ class NotInstalled(RuntimeError):
 
 @dataclass(frozen=True)
 class Agreed:
-    """Both counts of one system; edges are Python's own, SPIN counts states alone."""
+    """Both counts of one system; edges are Python's own, SPIN counts states alone.
+
+    pinned: states and edges in `baseline.json`.
+    """
 
     name: str
     states: int
     edges: int
     spin: int
+    pinned: tuple[int, int]
     seconds: float
 
     @property
     def verdict(self) -> Verdict:
-        """Proved if both counted the same."""
-        return Verdict.PROVED if self.states == self.spin else Verdict.REFUTED
+        """Proved if both counted the same, and what is pinned."""
+        same = self.states == self.spin and self.pinned == (self.states, self.edges)
+        return Verdict.PROVED if same else Verdict.REFUTED
 
 
 def spin() -> list[Agreed]:
@@ -60,7 +66,8 @@ def agree(system: Free) -> Agreed:
     began = time.perf_counter()
     states, edges = system.explore()
     found = count(system.export())
-    return Agreed(system.name, states, edges, found, time.perf_counter() - began)
+    pinned = baseline()["alone"].get(system.name, (0, 0))
+    return Agreed(system.name, states, edges, found, tuple(pinned), time.perf_counter() - began)
 
 
 def count(text: str) -> int:
