@@ -142,6 +142,11 @@ class Ledger:
         return len(self._lost)
 
     @property
+    def lost_rids(self) -> frozenset[str]:
+        """Those rows."""
+        return frozenset(self._lost)
+
+    @property
     def in_flight(self) -> int:
         """Decode launches of any kind whose result was not processed yet."""
         return self.t_launched - self.t_settled + self.unsettled

@@ -189,6 +189,22 @@ def churn(live: Live) -> dict[str, Any]:
 
 
 @scenario
+def overflow(live: Live) -> dict[str, Any]:
+    """Two requests outgrow their stash while plain, a third does not; then speculation is due."""
+    live.fsm.pin(2)
+    old = [live.submit(80) for _ in range(2)]
+    live.step(30)
+    young = live.submit(60)
+    live.step(5)
+    lost = live.fsm.lifecycle.lost
+    live.fsm.pin(1)
+    live.step(8)
+    waiting = live.modes[-1]
+    live.finish()
+    return live.result() | {"lost": lost, "soon": waiting, "old": old, "young": young}
+
+
+@scenario
 def draft_kv(live: Live) -> dict[str, Any]:
     """Draft KV and seed of rows after a gap, against those of the model run over the whole text.
 

@@ -76,7 +76,7 @@ def test_bad_files_are_one_line(
         ("slice_tokens", 0, "whole numbers, 1 or more"),
         ("pin", "on", "auto, spec, plain"),
         ("strategy", "fast", "auto, bulk, extend, warm, cold"),
-        ("lost_rows", "rerun", "plain"),
+        ("lost_rows", "drop", "plain, rerun"),
         ("trace", 3, "file names"),
         ("checks", "yes", "true, false"),
     ],

@@ -119,6 +119,7 @@ def agree(ledger: Ledger, reference: Reference) -> None:
     kept = [r.launched for r in reference.rows.values() if not r.launched.lost]
     assert ledger.rows == len(reference.rows)
     assert ledger.lost == len(reference.rows) - len(kept)
+    assert ledger.lost_rids == {r for r, row in reference.rows.items() if row.launched.lost}
     assert ledger.max_gap == max((r.committed - r.covered for r in kept), default=0)
     assert ledger.in_flight == len(reference.flights)
 

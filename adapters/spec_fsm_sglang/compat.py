@@ -40,6 +40,14 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_SCHEDULER}.__init__": ("self", "server_args", "port_args"),
     f"{_SCHEDULER}.get_next_batch_to_run": ("self", "running_batch", "last_batch"),
     f"{_SCHEDULER}.is_disable_overlap_for_batch": ("self", "batch", "last_batch"),
+    f"{_SCHEDULER}._add_request_to_queue": ("self", "req", "is_retracted"),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": (
+        "self", "idx", "remaing_req_count", "offload_kv",
+    ),
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (
+        "self", "reqs_to_exclude", "keep_indices",
+    ),
+    f"{_SCHEDULER}.update_running_batch": ("self", "batch"),
     f"{_SCHEDULER}.run_batch": ("self", "batch", "pp_proxy_tensors"),
     f"{_SCHEDULER}._forward_isolation": ("self", "batch", "overlap"),
     f"{_RESULTS}._resolve_spec_v2_tokens": ("self", "result", "batch"),

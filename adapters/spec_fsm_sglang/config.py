@@ -32,7 +32,7 @@ _WHOLE: Final = {
 _CHOICES: Final = {
     "pin": ("auto", "spec", "plain"),
     "strategy": ("auto", "bulk", "extend", "warm", "cold"),
-    "lost_rows": ("plain",),
+    "lost_rows": ("plain", "rerun"),
 }
 
 
@@ -49,7 +49,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     slice_tokens: draft KV entries written by one step at most while resuming.
     strategy: how draft KV is rebuilt; `auto` takes `bulk` where the draft has one layer. `warm`
         is `auto` at every step, `cold` never writes any: both for comparisons.
-    lost_rows: what happens to requests whose gap cannot be rebuilt; `plain` waits for their end.
+    lost_rows: what happens to requests whose gap cannot be rebuilt, once speculation is due again:
+        `plain` waits for their end, `rerun` retracts them, so that they are prefilled again.
     trace: file for the trace, or None.
     checks: evaluate the invariants that look into tensors at every step (slow).
     """
@@ -62,7 +63,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     flush_every: int = 16
     slice_tokens: int = 4096
     strategy: Literal["auto", "bulk", "extend", "warm", "cold"] = "auto"
-    lost_rows: Literal["plain"] = "plain"
+    lost_rows: Literal["plain", "rerun"] = "plain"
     trace: str | None = None
     checks: bool = False
 

@@ -72,6 +72,7 @@ class Controller:
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None
         sink = None if trace is None else FileSink(trace)
+        self._rerun, self.reruns = config.lost_rows == "rerun", 0
         self.disable_above, self.enable_at = policy.disable_above, policy.enable_threshold
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.tracing = sink is not None
@@ -94,6 +95,27 @@ class Controller:
         """The boundary proper: a result was processed, no batch is chosen yet."""
         if self.checks is not None:
             self.checks.at_boundary(scheduler)
+
+    def before_update(self, scheduler: Scheduler, batch: ScheduleBatch) -> None:
+        """Speculation is due and lost rows are in the way: they are prefilled again (`rerun`).
+
+        By SGLang's own retraction, which a full KV pool would bring about: slots are given back,
+        the request joins the queue, and what it put out is a part of its next prefill. Where
+        SGLang retracts, too: no prefill is chosen any more in this iteration, so the result in
+        flight finds the request retracted and commits nothing to it.
+        """
+        if not (self._rerun and self.lifecycle.held and self.lifecycle.lost):
+            return
+        rids = self.lifecycle.ledger.lost_rids
+        lost = [i for i, req in enumerate(batch.reqs) if req.rid in rids and not req.finished()]
+        reqs = [batch.reqs[i] for i in lost]
+        for left, i in enumerate(lost, 1):
+            batch.release_req(i, len(batch.reqs) - left)
+        batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i not in lost])
+        for req in reqs:
+            scheduler._add_request_to_queue(req, is_retracted=True)
+        self.reruns += len(reqs)
+        logger.info("spec-fsm: %d requests beyond their stash are prefilled again", len(reqs))
 
     def boundary(self, plan: Any) -> None:
         """A batch was chosen (`plan.batch_to_run`): let the policy see the load.
@@ -300,6 +322,7 @@ class Controller:
             "rows": lifecycle.rows,
             "max_gap": lifecycle.max_gap,
             "lost": lifecycle.lost,
+            "reruns": self.reruns,
             "stash_bytes": 0 if stash is None else stash.nbytes,
         }
 

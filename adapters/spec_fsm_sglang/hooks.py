@@ -50,6 +50,14 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, **kwargs
     return plan
 
 
+def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
+    """The running batch is about to decode: lost rows may be sent back to the queue first."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None:
+        controller.before_update(scheduler, batch)
+    return original(scheduler, batch)
+
+
 def is_disable_overlap_for_batch(
     original: Callable[..., bool], scheduler: Any, batch: Any, **kwargs: Any
 ) -> bool:
@@ -213,6 +221,7 @@ def init_scheduler(result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> 
 HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     (f"{_SCHEDULER}.__init__", init_scheduler, HookType.AFTER),
     (f"{_SCHEDULER}.get_next_batch_to_run", get_next_batch_to_run, HookType.AROUND),
+    (f"{_SCHEDULER}.update_running_batch", update_running_batch, HookType.AROUND),
     (f"{_SCHEDULER}.is_disable_overlap_for_batch", is_disable_overlap_for_batch, HookType.AROUND),
     (f"{_SCHEDULER}.run_batch", run_batch, HookType.AROUND),
     (f"{_RESULTS}._resolve_spec_v2_tokens", resolve_spec_v2_tokens, HookType.AROUND),
