@@ -21,6 +21,7 @@ from spec_fsm_model.bugs import BUGS, told
 from spec_fsm_model.cli import app
 from spec_fsm_model.environment import Environment
 from spec_fsm_model.explain import explain, names
+from spec_fsm_model.prove import Prover
 from spec_fsm_model.world import Bounds, World, start
 
 # -- explain ------------------------------------------------------------------------------
@@ -155,6 +156,9 @@ def test_the_numbers_of_the_page_of_claims() -> None:
     counts = pinned.baseline()["check"].values()
     states, edges = (sum(c[name] for c in counts) for name in ("states", "edges"))
     assert f"{states:,} states, {edges:,} edges" in page
+    proved = Prover().prove().obligations
+    others = sum(proved.values()) - proved["INDUCTION"]
+    assert f"{proved['INDUCTION']:,} obligations of induction, {others} others" in page
     for command in ("check", "prove", "progress", "mutate", "spin", "sequences"):
         assert f"## `spec-fsm model {command}" in page
     assert "## `spec-fsm trace check FILE`" in page
