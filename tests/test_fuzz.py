@@ -1,0 +1,69 @@
+"""The fuzzer's `ci` profile: the same examples each time, over every configuration."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import run
+from fuzz.configurations import CONFIGURATIONS, MODEL
+
+EXAMPLES = {**dict.fromkeys(CONFIGURATIONS, 10), MODEL: 20}
+SCENARIOS = sorted(Path(__file__).parent.joinpath("scenarios").glob("*.json"))
+
+pytestmark = pytest.mark.timeout(1500)
+
+
+@functools.cache
+def results() -> list[dict[str, Any]]:
+    """One run of all configurations, shared by the tests."""
+    return run.run_all({name: ["--examples", str(n)] for name, n in EXAMPLES.items()}, 600)
+
+
+def test_nothing_goes_wrong_whatever_happens() -> None:
+    """No violation, every answer right, the pool whole, draft KV true, every trace accepted."""
+    wrong = [line for found in results() for line in run.problems(found)]
+    assert not wrong, "\n".join(wrong)
+    for line in run.report(results()):
+        print(line)
+
+
+def test_everything_is_evaluated_and_every_edge_taken() -> None:
+    """No invariant is evaluated 0 times; each mode edge is taken; rounds accept 1 to s + 1."""
+    assert run.unseen(results()) == []
+
+
+def test_lost_rows_aborts_and_retractions_happen() -> None:
+    """Requests are aborted and retracted, rows are lost."""
+    departures = run.added(results(), "departures")
+    assert min(departures[event] for event in ("FINISHED", "ABORTED", "RETRACTED")) > 5
+    assert sum(found["lost"] for found in results()) > 0
+
+
+def test_the_worker_stands_where_the_model_stands() -> None:
+    """Histories of the model, led through the worker: the same mode after every launch."""
+    (found,) = (found for found in results() if found["name"] == MODEL)
+    assert found["failure"] == ""
+    assert found["histories"] == EXAMPLES[MODEL]
+    assert found["compared"] > found["acts"] // 3 > 300
+
+
+def test_every_owner_of_a_batch_field_is_reached() -> None:
+    """Strict ownership is on, and its list holds no entry that no configuration reaches."""
+    from spec_fsm_sglang.owners import OWNERS
+
+    reached = {writer for found in results() for writer in found["writers"]}
+    assert reached == {f"{file}|{function}" for file, function in OWNERS}
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_history_that_once_failed_passes(path: Path, tmp_path: Path) -> None:
+    """Each scenario was found by the fuzzer and is run again as it was."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    found = run.run_one(stored["configuration"], tmp_path, ["--history", str(path)], 120)
+    assert run.problems(found) == []
+    assert found["steps"] > 0
