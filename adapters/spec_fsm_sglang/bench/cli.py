@@ -248,6 +248,29 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
         print(json.dumps(found))
 
 
+@app.command()
+def graphs(
+    model: Annotated[str, typer.Option(help="smollm2, llama-8b or tiny.")] = "smollm2",
+    spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
+    requests: Annotated[int, typer.Option(min=2, help="Every batch size up to this.")] = 24,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+    ] = None,
+    logs: Logs = None,
+    as_json: AsJson = False,
+) -> None:
+    """What CUDA graphs hold when they are replayed, while modes flip at every batch size."""
+    from spec_fsm_sglang.bench import graphs as bench
+
+    with _setting(model, spec, "cuda", str(requests), 128, server_arg, logs) as setting:
+        found = _said(lambda say: bench.measure(setting, say))
+    Console(stderr=as_json).print(f"evaluated {found['evaluated']}: {found['violations']} broken")
+    if as_json:
+        print(json.dumps(found))
+    raise typer.Exit(0 if all(found["evaluated"].values()) and not found["violations"] else 1)
+
+
 def _show_rows(title: str, rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(title=title)
     for column in rows[0]:
