@@ -207,3 +207,13 @@ def test_server_without_plugin_is_named(url: str, monkeypatch: pytest.MonkeyPatc
         client.status(url)
     with pytest.raises(client.ServerProblem, match="did not take the pin"):
         client.pin(url, "plain")
+
+
+def test_command_needs_no_prover_and_no_engine_to_start() -> None:
+    """z3, matplotlib and torch are loaded by the commands that use them, not at the start."""
+    code = (
+        "import sys, spec_fsm_sglang.cli;"
+        "print([m for m in ('z3', 'matplotlib', 'torch', 'sglang') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

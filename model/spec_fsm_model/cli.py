@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,15 +17,15 @@ from rich.table import Table
 
 from spec_fsm_model import pinned
 from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
-from spec_fsm_model.explain import UnknownName, explain
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.fault_cli import register
 from spec_fsm_model.progress import progress_all
 from spec_fsm_model.promela import SYSTEMS
-from spec_fsm_model.prove import Proof, Prover
-from spec_fsm_model.prove_question import TIMEOUT_MS
 from spec_fsm_model.report import story, write
 from spec_fsm_model.trace_check import check_file
+
+if TYPE_CHECKING:
+    from spec_fsm_model.prove import Proof
 
 app = typer.Typer(no_args_is_help=True, help="Check the lifecycle's table, for every history.")
 register(app)
@@ -121,6 +122,9 @@ def model_explain(
     name: Annotated[str, typer.Argument(help="An event, mode, phase, guard, effect or invariant.")],
 ) -> None:
     """Say what a name of the lifecycle means, what it prevents, and where it is checked."""
+    _need_z3()
+    from spec_fsm_model.explain import UnknownName, explain
+
     try:
         write(explain(name))
     except UnknownName as error:
@@ -142,18 +146,29 @@ def model_docs(
 @app.command("prove")
 def model_prove(
     timeout: Annotated[
-        int, typer.Option(help="Milliseconds z3 may take for one question.", min=1)
-    ] = TIMEOUT_MS,
+        int | None,
+        typer.Option(help="Milliseconds z3 may take for one question.", min=1, show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove every claim for any number of rows, sizes and launches in flight, with z3."""
+    _need_z3()
+    from spec_fsm_model.prove import Prover
+    from spec_fsm_model.prove_question import TIMEOUT_MS
+
     console = Console(stderr=True)
     with console.status("proving"):
-        proof = Prover(timeout).prove()
+        proof = Prover(timeout or TIMEOUT_MS).prove()
     _show_proof(proof, Console(stderr=as_json))
     if as_json:
         write([json.dumps(proof.as_dict())])
     raise typer.Exit(int(proof.verdict))
+
+
+def _need_z3() -> None:
+    """Refuse in one line where z3, which serving does not need, is not installed."""
+    if find_spec("z3") is None:
+        raise typer.BadParameter("z3 is not installed here: pip install 'spec-fsm[verify]'")
 
 
 def _show_proof(proof: Proof, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,8 @@ def model_mutate(
     as_json: AsJson = False,
 ) -> None:
     """Put every single fault into the table, and see that a check finds it."""
+    if find_spec("z3") is None:
+        raise typer.BadParameter("z3 is not installed here: pip install 'spec-fsm[verify]'")
     from spec_fsm_model.mutate import mutate  # z3: a second to import
 
     console = Console(stderr=True)
