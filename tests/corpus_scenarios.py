@@ -61,14 +61,22 @@ def whole(live: Live) -> dict[str, Any]:
 
 @scenario
 def retracted_in(live: Live) -> dict[str, Any]:
-    """A pool too small for its requests, some of one token only; how often each mode retracted."""
-    retracted = []
+    """A pool too small for its requests, some of one token only; how often each phase retracted."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    retracted: list[int] = []
+    reset = Req.reset_for_retract
+
+    def counted(req: Any, *args: Any, **kw: Any) -> Any:
+        retracted[-1] += 1
+        return reset(req, *args, **kw)
+
+    Req.reset_for_retract = counted
     for mode in live.params["modes"]:
-        before = live.scheduler.metrics_reporter.num_retracted_reqs
-        for i in range(7):
-            live.submit(70 if i % 3 else 1, live.prompt(20, 40))
+        retracted.append(0)
+        for i in range(12):
+            live.submit(120 if i % 3 else 1, live.prompt(4, 20))
         finish_in(live, mode)
-        retracted.append(live.scheduler.metrics_reporter.num_retracted_reqs - before)
     return {"retracted": retracted, **whole(live)}
 
 
@@ -176,6 +184,7 @@ def forwards(live: Live) -> dict[str, Any]:
     plain = dict(counts)
     settle_in(live, "SPEC")
     live.step(2)
+    live.finish()
     return {"plain": plain, "draft_in_spec": counts["draft"], **whole(live)}
 
 
@@ -220,7 +229,7 @@ def new_weights(live: Live) -> dict[str, Any]:
 
     updater = live.scheduler.weight_updater
     target = live.scheduler.tp_worker.weight_update_runners()
-    updater._select_runners = lambda selector="all": target
+    type(updater)._select_runners = lambda _self, selector="all": target
     for _ in range(3):
         live.submit(60)
     live.step(3)
