@@ -249,7 +249,7 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
 
 
 @app.command()
-def graphs(
+def graphs(  # noqa: PLR0913 -- one parameter a flag
     model: Annotated[str, typer.Option(help="smollm2, llama-8b or tiny.")] = "smollm2",
     spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
     requests: Annotated[int, typer.Option(min=2, help="Every batch size up to this.")] = 24,
