@@ -6,7 +6,8 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 RUN := .venv/bin/python -m
 ARGS ?= --help
 
-.PHONY: help demo test run lint docs env clean
+.PHONY: help demo test run lint docs env clean fuzz
+MINUTES ?= 30
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 8
@@ -20,6 +21,9 @@ test: lint ## lint, types and every test, with branch coverage of spec_fsm/ held
 
 run: env ## the spec-fsm command: make run ARGS="serve --help"
 	@.venv/bin/spec-fsm $(ARGS)
+
+fuzz: env ## the real scheduler and worker under random histories: make fuzz MINUTES=30
+	@PYTHONPATH=tests $(RUN) fuzz.run --minutes $(MINUTES)
 
 lint: env ## ruff and mypy --strict over all packages
 	@$(RUN) ruff check .

@@ -203,9 +203,9 @@ def forget_launched(world: World) -> None:
     world.fsm.launched = lambda batch, plan, result: None
 
 
-@fault("a plain result accepts no token", "answers", overlap=False)
-def accept_nothing(world: World) -> None:
-    """`next_token_ids` are those of the step before."""
+@fault("the result repeats the tokens of the step before", "I17", overlap=False)
+def repeat_tokens(world: World) -> None:
+    """The new tokens go on in the relay, but the request is given the old ones."""
 
     def change(result: Any, relay: Any) -> None:
         result.next_token_ids = relay.bonus_tokens.clone()
@@ -547,9 +547,9 @@ def forget_weights(world: World) -> None:
     world.lifecycle.weights_changed = lambda: None
 
 
-@fault("a reseed is not told before the first draft", "matrix")
+@fault("a reseed is not told before the first draft", "UnownedWrite")
 def forget_reseeded(world: World) -> None:
-    """The mode still is RESEEDING."""
+    """The mode still is RESEEDING, in which a draft's slots have no owner."""
     world.fsm.reseeded = lambda batch: None
 
 

@@ -3,8 +3,9 @@
 The histories follow every edge of the graph the model explored (`spec_fsm_model.sequences`). What
 the environment decides there is done to the worker: loads at boundaries, requests that come and
 go, new weights. What follows from it, the worker decides by itself, and has to stand in the
-model's mode after every launch. A request leaves the worker one launch later than the model, so
-after one has left the two are compared again from the next moment at which nothing runs.
+model's mode after every act. Where the two cannot go the same way (a request leaves the worker
+one launch later; the worker lets nothing come between a drain and the launch after it), they are
+compared again from the next moment at which nothing runs and their modes agree.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 from fuzz.world import World, Wrong
 from spec_fsm_model.sequences import SMALL, cover, replay
 
-LOADS = {"load low": -1, "load middle": 50, "load high": 100}
-DISABLE, ENABLE = 99, -1
-"""Between them lies every load of a step: by itself it never changes the mode."""
+LOADS = {"load low": 0, "load middle": 50, "load high": 100}
+DISABLE, ENABLE, NEVER = 99, 0, -1
+"""A step by itself never changes the mode: but at a boundary of the model, no load is low."""
 
 
 class Beside:
@@ -30,18 +31,24 @@ class Beside:
         """One history, from a server without requests to one again."""
         world = self.world
         world.begin()
-        world._thresholds(DISABLE, ENABLE)
+        world._thresholds(DISABLE, NEVER)
         self.together, self.alive = True, ""
         self.histories += 1
         with world._noting():
-            for before, step, after in replay(SMALL, history):
+            steps = [(step, after) for _, step, after in replay(SMALL, history)]
+            for (step, after), following in zip(steps, [*steps[1:], None], strict=True):
                 self.acts += 1
                 world.history.append(list(step.act))
-                self._act(step, before)
-                self._compare(step.act.name, after)
+                self._act(step)
+                if step.act.name == "go on after the drain":
+                    # The worker drains in the launch that comes next, if one does.
+                    launches = following is not None and following[0].act.name == "launch plain"
+                    self.together = self.together and launches
+                else:
+                    self._compare(step.act.name, after)
         world.end()
 
-    def _act(self, step: Any, before: Any) -> None:
+    def _act(self, step: Any) -> None:
         world, name = self.world, step.act.name
         if name == "boundary":
             self._boundary(LOADS[step.act.what])
@@ -68,15 +75,14 @@ class Beside:
         """A boundary with a load of the model's, as for a batch that does not decode."""
         world = self.world
         before = world.lifecycle.mode
+        world._thresholds(DISABLE, ENABLE)
         world.lifecycle.boundary(load)
+        world._thresholds(DISABLE, NEVER)
         if world.lifecycle.mode is not before:
             world.fsm._changed(before)
 
     def _compare(self, act: str, after: Any) -> None:
         mode = self.world.lifecycle.mode
-        # The worker drains in the launch that goes on after the drain.
-        if act == "go on after the drain":
-            return
         if not self.together:
             self.together = not after.rows and not self.alive and mode is after.mode
             return

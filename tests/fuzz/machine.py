@@ -15,8 +15,8 @@ from fuzz.world import FINISHED, World
 OUTPUTS = st.sampled_from((1, 2, 3, 5, 9, 20, 45))
 PROMPTS = st.sampled_from((1, 2, 7, 16, 23, 24, 25, 60))
 FEW = st.integers(1, 4)
-RARE = ("idle", "flush_cache", "fail_rebuild", "fail_reseed", "new_weights", "cancel_drain")
-TIMED = ("idle", "fail_rebuild", "fail_reseed")
+RARE = ("idle", "flush_cache", "fail_rebuild", "new_weights")
+TIMED = ("idle", "fail_rebuild")
 
 
 class TimeOver(Exception):
@@ -92,6 +92,16 @@ class Machine(RuleBasedStateMachine):
     def load(self, pattern: str, size: int, period: int) -> None:
         """A whole load pattern."""
         self.world.do("load", pattern, size, period)
+
+    @rule(gap=st.integers(1, 8))
+    def fail_reseed(self, gap: int) -> None:
+        """Speculation is to resume, and its first rebuild fails."""
+        self.world.do("fail_reseed", gap)
+
+    @rule()
+    def cancel_drain(self) -> None:
+        """A drain is called off."""
+        self.world.do("cancel_drain")
 
     @rule(what=st.sampled_from(RARE), times=FEW)
     def rare(self, what: str, times: int) -> None:

@@ -87,6 +87,7 @@ class World:
         self.random = random.Random(0)
         self._next = 0
         self.rounds.clear()
+        self._since_begin = 0
 
     # -- running events -------------------------------------------------------------------
 
@@ -201,9 +202,10 @@ class World:
         self._failures = times
 
     def on_fail_reseed(self, steps: int) -> None:
-        """A gap of `steps`, then a return to SPEC whose first rebuild raises."""
+        """A gap of about `steps`, then a return to SPEC whose first rebuild raises."""
         self.fsm.pin(2)
-        self.on_step(steps)
+        self._submit(self._prompt(8, "fresh"), 3 * steps + 12, "greedy")
+        self.on_step(steps + 2)
         self._failures = 1
         self.fsm.pin(1)
         self.on_step(steps)
@@ -278,7 +280,8 @@ class World:
         mode = self.lifecycle.mode.name
         self.modes[mode] += 1
         self.lost += self.lifecycle.lost > 0
-        if self.steps % KV_EVERY == 0:
+        self._since_begin += 1
+        if self._since_begin % KV_EVERY == 0:
             self.on_check_kv()
         if mode != "PLAIN":
             for asked in self.asked:
