@@ -12,7 +12,7 @@ import pytest
 from fuzz import run
 from fuzz.configurations import CONFIGURATIONS, MODEL
 
-EXAMPLES = {**dict.fromkeys(CONFIGURATIONS, 10), MODEL: 20}
+EXAMPLES = {**dict.fromkeys(CONFIGURATIONS, 18), MODEL: 20}
 SCENARIOS = sorted(Path(__file__).parent.joinpath("scenarios").glob("*.json"))
 
 pytestmark = pytest.mark.timeout(1500)
@@ -21,7 +21,12 @@ pytestmark = pytest.mark.timeout(1500)
 @functools.cache
 def results() -> list[dict[str, Any]]:
     """One run of all configurations, shared by the tests."""
-    return run.run_all({name: ["--examples", str(n)] for name, n in EXAMPLES.items()}, 600)
+    # Seeds that differ, so that the configurations do not all play the same examples.
+    arguments = {
+        name: ["--examples", str(examples), "--seed", str(seed)]
+        for seed, (name, examples) in enumerate(EXAMPLES.items())
+    }
+    return run.run_all(arguments, 600)
 
 
 def test_nothing_goes_wrong_whatever_happens() -> None:

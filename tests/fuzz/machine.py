@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,26 +18,17 @@ RARE = ("idle", "flush_cache", "fail_rebuild", "new_weights")
 TIMED = ("idle", "fail_rebuild")
 
 
-class TimeOver(Exception):
-    """Ends a run by time."""
-
-
 class Machine(RuleBasedStateMachine):
     """Requests, aborts, pins, thresholds, load patterns and failures, in any order.
 
-    Every example begins and ends with the engine idle. until: when, by the monotonic clock, no
-    further example is begun; None: never.
+    Every example begins and ends with the engine idle.
     """
 
     world: World
-    until: float | None
 
     @initialize()
     def begin(self) -> None:
         """A new example."""
-        self.over = self.until is not None and time.monotonic() > self.until
-        if self.over:
-            raise TimeOver
         self.world.begin()
 
     @rule(
@@ -120,10 +110,9 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The example ends idle and whole."""
-        if not self.over:
-            self.world.end()
+        self.world.end()
 
 
-def machine(world: World, until: float | None = None) -> type[Machine]:
+def machine(world: World) -> type[Machine]:
     """The machine over the engine of `world`."""
-    return type("Bound", (Machine,), {"world": world, "until": until})
+    return type("Bound", (Machine,), {"world": world})

@@ -26,6 +26,9 @@ from fuzz.configurations import BESIDE, CONFIGURATIONS, MODEL, Configuration
 if TYPE_CHECKING:
     from fuzz.world import World
 
+BETWEEN_LOOKS = 4
+"""Examples between two looks at the clock."""
+
 
 def start(config: Configuration, folder: Path, *, traced: bool | None = None) -> World:
     """The world of a configuration, strict, with its files in `folder`."""
@@ -44,14 +47,28 @@ def start(config: Configuration, folder: Path, *, traced: bool | None = None) ->
 
 
 def fuzz(world: World, *, examples: int, minutes: float, seed: int | None) -> None:
-    """Examples until one fails or the time is over; `world.failure` says which."""
+    """`examples` of them, or as many as `minutes` allow if those are not 0.
+
+    Ends early with the first that fails; `world.failure` then says what was wrong.
+    """
+    until = time.monotonic() + 60 * minutes
+    if not minutes:
+        some(world, examples, seed)
+        return
+    seed = seed or 0
+    while world.failure is None and time.monotonic() < until:
+        some(world, BETWEEN_LOOKS, seed)
+        seed += 1
+
+
+def some(world: World, examples: int, seed: int | None) -> None:
+    """Examples from one seed; None: the same ones in every run."""
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis import seed as seeded
     from hypothesis.stateful import run_state_machine_as_test
 
-    from fuzz.machine import TimeOver, machine
+    from fuzz.machine import machine
 
-    until = time.monotonic() + 60 * minutes if minutes else None
     # An engine in which something raised stands anywhere, so nothing can be run again to shrink
     # it here: the history is kept as it is.
     chosen = settings(
@@ -59,13 +76,11 @@ def fuzz(world: World, *, examples: int, minutes: float, seed: int | None) -> No
         database=None, phases=(Phase.generate,), suppress_health_check=tuple(HealthCheck),
         print_blob=False, report_multiple_bugs=False,
     )
-    test: Callable[..., None] = machine(world, until)
+    test: Callable[..., None] = machine(world)
     if seed is not None:
         test = seeded(seed)(test)
     try:
         run_state_machine_as_test(test, settings=chosen)
-    except TimeOver:
-        return
     except Exception:
         if world.failure is None:
             raise
