@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from faults import FAULTS
+import faults  # noqa: F401 - names its faults
+import faults_draft  # noqa: F401 - and these
+from fault_kit import FAULTS
 
 HEAD = """# Seeded faults
 
-Each is one wrong line in the adapter, put into a running worker by `tests/faults.py`. The same
-histories (`tests/fault_run.py`) are played with each, on the real scheduler and EAGLE worker, and
-without any; the table says which check stopped it, and during which of the history's events. It is
-written by `python tests/fault_page.py`, and a test fails when it is stale.
+Each is one wrong line in the adapter, put into a running worker by `tests/faults.py` and
+`tests/faults_draft.py`. The same histories (`tests/fault_run.py`) are played with each, on the real
+scheduler and EAGLE worker, and without any; the table says which check stopped it, and during which
+of the history's events. It is written by `python tests/fault_page.py`, and a test fails when it is
+stale.
 
 I1 to I19 are the invariants ([generated/invariants.md](generated/invariants.md)); `matrix` is the
 mode and phase matrix. `UnownedWrite` is strict ownership. The others are the fuzzer's own:

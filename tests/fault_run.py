@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 
-from faults import FAULTS
+import faults  # noqa: F401 - names its faults
+import faults_draft  # noqa: F401 - and these
+from fault_kit import FAULTS
 from fuzz.configurations import TREE, Configuration
 from fuzz.process import start
 from fuzz.world import Event, World, Wrong

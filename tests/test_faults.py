@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import fault_page
-from faults import FAULTS
+from fault_kit import FAULTS
 
 TESTS = Path(__file__).resolve().parent
 PAGE = TESTS.parent / "docs" / "faults.md"

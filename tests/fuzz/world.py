@@ -17,10 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
-import draft_kv_reference
-from fuzz import loads
+from fuzz import draft_kv, loads
 from fuzz.configurations import Configuration
 from fuzz.requests import KINDS, Asked, Judge
 from live_scenarios import write_tokenizer
@@ -262,7 +259,7 @@ class World:
 
     def on_check_kv(self) -> None:
         """Draft KV of every covered position is what the model gives for the whole text."""
-        worst, compared = self._kv_difference()
+        worst, compared = draft_kv.difference(self)
         self.worst_kv = max(self.worst_kv, worst)
         self.kv_positions += compared
         if worst > KV_ERROR:
@@ -342,30 +339,6 @@ class World:
         free_rows = self.scheduler.req_to_token_pool.available_size()
         if free_rows != self.scheduler.req_to_token_pool.size:
             raise Wrong(f"idle with {free_rows} rows of {self.scheduler.req_to_token_pool.size}")
-
-    @torch.no_grad()
-    def _kv_difference(self) -> tuple[float, int]:
-        """Worst difference of draft K and V over the covered positions of the running rows."""
-        draft = self.worker.draft_worker.draft_runner
-        layer = draft.model.model.layers[0].self_attn.attn.layer_id
-        pool, table = draft.token_to_kv_pool, self.scheduler.req_to_token_pool.req_to_token
-        keys, values = pool.get_key_buffer(layer), pool.get_value_buffer(layer)
-        worst, compared = 0.0, 0
-        for req in self.scheduler.running_batch.reqs:
-            if req.finished() or not req.kv.holds_kv:
-                continue
-            text = list(req.origin_input_ids) + list(req.output_ids)
-            covered = req.kv.kv_committed_len - self.lifecycle.ledger.settled_gap(req.rid)
-            covered = min(covered, len(text) - 1)
-            hidden = draft_kv_reference.hidden_for_draft(self, text[:covered])
-            expected = draft_kv_reference.expected_kv(
-                self, torch.tensor(text[1 : covered + 1]), hidden, torch.arange(covered)
-            )
-            slots = table[req.kv.req_pool_idx, :covered].long()
-            for found, wanted in zip((keys[slots], values[slots]), expected, strict=True):
-                worst = max(worst, float((found - wanted).abs().max()))
-            compared += covered
-        return worst, compared
 
     # -- what is put into the worker ------------------------------------------------------
 
