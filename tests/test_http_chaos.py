@@ -32,6 +32,8 @@ from spec_fsm_sglang.tiny import TinyPair, write_pair
 
 TESTS = Path(__file__).resolve().parent
 POOL, CONTEXT, CHUNK = 4000, 1024, 48
+LONG, GAP = 240, 30
+"""Tokens of a request that outlives a switch, and plain ones before it: far within the stash."""
 EXIT_S = 40.0
 """SGLang looks every 5 s whether it shall stop, and every 5 s whether all requests are done."""
 
@@ -221,12 +223,19 @@ def family(server: Server) -> list[psutil.Process]:
 async def strike(
     server: Server, orders: Path, order: dict[str, Any], pins: tuple[str, str], requests: Requests
 ) -> None:
-    """Long requests under the first pin; then the order, and the second pin brings its moment."""
+    """Long requests under the first pin; then the order, and the second pin brings its moment.
+
+    No clock says when: with a gap to rebuild the moment comes as soon as the gap is there, and the
+    requests are long enough for everything that is made again after it.
+    """
     client.pin(server.url, pins[0])
-    long = {"temperature": 0, "ignore_eos": True, "max_new_tokens": 150}
+    long = {"temperature": 0, "ignore_eos": True, "max_new_tokens": LONG}
     sent = [asyncio.create_task(requests.waits(sampling_params=long)) for _ in range(5)]
     await _until_running(requests.http, 5)
-    await asyncio.sleep(1.0)
+    while pins[0] == "plain":
+        status = await asyncio.to_thread(client.status, server.url)
+        if status["max_gap"] >= GAP:
+            break
     chaos.write(orders, {"times": 1, **order})
     await asyncio.to_thread(client.pin, server.url, pins[1])
     await asyncio.gather(*sent)
