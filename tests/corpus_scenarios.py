@@ -252,15 +252,7 @@ def new_weights(live: Live) -> dict[str, Any]:
 @scenario
 def rounds_after_many_gaps(live: Live) -> dict[str, Any]:
     """Accept lengths of a row that saw a dozen gaps, and of one prefilled up to where it stands."""
-    rounds: list[int] = []
-    settled = live.fsm.settled
-
-    def record(batch: Any, result: Any) -> None:
-        if result.spec_fsm_action.name != "PLAIN":
-            rounds.append(int(result.accept_lens[0]))
-        settled(batch, result)
-
-    live.fsm.settled = record
+    rounds = live.watch_rounds()
     live.submit(500, live.prompt(10, 11), rid="resumed")
     live.step(4)
     for i in range(24):
@@ -268,18 +260,7 @@ def rounds_after_many_gaps(live: Live) -> dict[str, Any]:
         live.step(3 + i % 5)
     while live.fsm.lifecycle.mode.name != "SPEC":
         live.step()
-    rounds.clear()
-    while not rounds:
-        live.step()
-    (req,) = live.scheduler.running_batch.reqs
-    start = len(req.origin_input_ids) + len(req.output_ids) - rounds[0] - 1
-    live.finish()
-    resumed = list(rounds)
-    rounds.clear()
-    text = live.prompts["resumed"] + live.engine.outputs["resumed"].output_ids
-    live.submit(len(text) - start, text[:start], rid="prefilled")
-    live.finish()
-    return {"resumed": resumed, "prefilled": rounds, **whole(live)}
+    return live.beside_twin("resumed", rounds) | whole(live)
 
 
 if __name__ == "__main__":

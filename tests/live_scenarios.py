@@ -80,6 +80,34 @@ class Live:
             self.step()
         raise TimeoutError(f"not idle after {most} steps")
 
+    def watch_rounds(self) -> list[int]:
+        """The first row's accept length in every speculative round from now on, as it comes."""
+        rounds: list[int] = []
+        settled = self.fsm.settled
+
+        def record(batch: Any, result: Any) -> None:
+            if result.spec_fsm_action.name != "PLAIN":
+                rounds.append(int(result.accept_lens[0]))
+            settled(batch, result)
+
+        self.fsm.settled = record
+        return rounds
+
+    def beside_twin(self, rid: str, rounds: list[int]) -> dict[str, list[int]]:
+        """The watched `rounds` of `rid` from now on, and of a request prefilled to where it is."""
+        rounds.clear()
+        (req,) = self.scheduler.running_batch.reqs
+        while not rounds:
+            self.step()
+        start = len(req.origin_input_ids) + len(req.output_ids) - rounds[0] - 1
+        self.finish()
+        resumed = list(rounds)
+        rounds.clear()
+        text = self.prompts[rid] + self.engine.outputs[rid].output_ids
+        self.submit(len(text) - start, text[:start], rid="prefilled")
+        self.finish()
+        return {"resumed": resumed, "prefilled": rounds}
+
     def result(self) -> dict[str, Any]:
         """Outputs, how each differs from the model's own greedy path, status, writers reached."""
         from spec_fsm_sglang.ownership import STRICT
@@ -235,32 +263,13 @@ def same_rounds(live: Live) -> dict[str, Any]:
 
     Both rows stand at the same position with the same text, so every round must be the same.
     """
-    rounds: list[int] = []
-    settled = live.fsm.settled
-
-    def record(batch: Any, result: Any) -> None:
-        if result.spec_fsm_action.name != "PLAIN":
-            rounds.append(int(result.accept_lens[0]))
-        settled(batch, result)
-
-    live.fsm.settled = record
+    rounds = live.watch_rounds()
     live.submit(300, live.prompt(10, 11), rid="resumed")
     live.step(4)
     live.fsm.pin(2)
     live.step(live.params["gap"])
     live.fsm.pin(1)
-    rounds.clear()
-    (req,) = live.scheduler.running_batch.reqs
-    while not rounds:
-        live.step()
-    start = len(req.origin_input_ids) + len(req.output_ids) - rounds[0] - 1
-    live.finish()
-    resumed = list(rounds)
-    rounds.clear()
-    text = live.prompts["resumed"] + live.engine.outputs["resumed"].output_ids
-    live.submit(len(text) - start, text[:start], rid="prefilled")
-    live.finish()
-    return {"resumed": resumed, "prefilled": rounds, **live.result()}
+    return live.beside_twin("resumed", rounds) | live.result()
 
 
 @scenario

@@ -32,6 +32,8 @@ from spec_fsm_sglang.tiny import TinyPair, write_pair
 
 TESTS = Path(__file__).resolve().parent
 POOL, CONTEXT, CHUNK = 4000, 1024, 48
+SLICED = "flush_every = 0\nslice_tokens = 12\nstash_width = 200\n"
+"""The whole gap is rebuilt after the switch, in several slices."""
 LONG, GAP = 240, 30
 """Tokens of a request that outlives a switch, and plain ones before it: far within the stash."""
 EXIT_S = 40.0
@@ -292,8 +294,7 @@ def test_rebuilds_that_fail_and_sigterm_in_reseeding_lose_nothing(
     pair: TinyPair, tmp_path: Path
 ) -> None:
     """A slice is made again, a seed backs off; all come back to SPEC; then SIGTERM in RESEEDING."""
-    sliced = "flush_every = 0\nslice_tokens = 12\nstash_width = 200\n"
-    with serving(tmp_path / "reseed", pair, sliced) as (server, orders, log):
+    with serving(tmp_path / "reseed", pair, SLICED) as (server, orders, log):
         for fault, times in (("flush", 1), ("seed", 2)):
             requests = Requests(server, seed=5)
             order = {"strike": fault, "mode": "RESEEDING", "times": times}
@@ -318,8 +319,7 @@ def test_a_fatal_error_in_reseeding_ends_the_server_at_once_and_says_so(
     pair: TinyPair, tmp_path: Path
 ) -> None:
     """The target's forward raises: clients get an error within seconds, no process stays."""
-    sliced = "flush_every = 0\nslice_tokens = 12\nstash_width = 200\n"
-    with serving(tmp_path / "fatal", pair, sliced) as (server, orders, log):
+    with serving(tmp_path / "fatal", pair, SLICED) as (server, orders, log):
         processes, requests = family(server), Requests(server, seed=7)
         order = {"strike": "forward", "mode": "RESEEDING"}
         started = time.monotonic()

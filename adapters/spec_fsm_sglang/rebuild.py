@@ -96,9 +96,7 @@ class BulkRebuild:
             self.read_done = torch.cuda.current_stream().record_event()
         slots = torch.where(missing, slots, SINK_SLOT)
         self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states.flatten(0, 1), slots)
-        self._stash.covered[rows] = torch.maximum(
-            self._stash.covered[rows], committed.to(torch.int64) - lower
-        )
+        self._stash.cover(rows, committed - lower)
 
     def rehearse(self, entries: int) -> None:
         """Write `entries` positions of nothing to the sink slot."""
@@ -197,10 +195,7 @@ class ColdRebuild:
     def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
         """Count the ages as written without writing them."""
         del upper
-        rows = batch.req_pool_indices
-        self._stash.covered[rows] = torch.maximum(
-            self._stash.covered[rows], committed.to(torch.int64) - lower
-        )
+        self._stash.cover(batch.req_pool_indices, committed - lower)
 
 
 class ExtendRebuild:

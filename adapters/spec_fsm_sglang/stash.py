@@ -69,6 +69,11 @@ class Stash:
         # Not `= True`: a Python scalar would be copied from the host, and waited for.
         self.seeded.index_fill_(0, req_pool_indices.to(torch.int64), True)
 
+    def cover(self, req_pool_indices: torch.Tensor, up_to: torch.Tensor) -> None:
+        """Draft KV was written below `up_to` (`[b]`); what reached further already stays."""
+        found = torch.maximum(self.covered[req_pool_indices], up_to.to(torch.int64))
+        self.covered[req_pool_indices] = found
+
     def record(
         self,
         req_pool_indices: torch.Tensor,

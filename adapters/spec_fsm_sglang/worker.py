@@ -92,14 +92,14 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes)
         self.stash = Stash(rows, sizes.width, size, runner.dtype, self.device)
         self.rebuild = rebuild.choose(config.strategy, self.draft_worker, self.stash)
-        if self.plain_graphs is not None:
-            with self._rebuilding():
-                rebuild.warm(self.rebuild, self._plain_sizes, sizes.flush_every)
         self.spec_fsm = Controller(self, config, sizes)
         self.guard = LaunchGuard(
             self.spec_fsm.lifecycle, self.speculative_num_steps, self.speculative_num_draft_tokens
         )
         self.guard.install(runner, self.draft_worker.draft_runner)
+        if self.plain_graphs is not None:
+            with self._rebuilding():
+                rebuild.warm(self.rebuild, self._plain_sizes, sizes.flush_every)
         if self.spec_fsm.checks is not None:
             self.spec_fsm.checks.watch_graphs()
         logger.info(
@@ -234,14 +234,11 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
             stack.enter_context(speculative_moe_backend_context())
             stack.enter_context(speculative_moe_a2a_backend_context())
-            guard = getattr(self, "guard", None)  # none yet while the server warms up
-            if guard is not None:
-                guard.reseeding = True
+            self.guard.reseeding = True
             try:
                 yield
             finally:
-                if guard is not None:
-                    guard.reseeding = False
+                self.guard.reseeding = False
 
 
 def stash_hidden_size(worker: EAGLEWorkerV2) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from spec_fsm_model import pinned
 from spec_fsm_model.check import BASELINE, Checked, check, counts, judge
+from spec_fsm_model.cli_parts import AsJson, need_z3
 from spec_fsm_model.explore import MOST_STATES, Verdict
 from spec_fsm_model.fault_cli import register
 from spec_fsm_model.progress import progress_all
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Check the lifecycle's table, for every history.")
 register(app)
 trace_app = typer.Typer(no_args_is_help=True, help="Hold what a worker did against the table.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
 
 
 @app.callback()
@@ -122,7 +120,7 @@ def model_explain(
     name: Annotated[str, typer.Argument(help="An event, mode, phase, guard, effect or invariant.")],
 ) -> None:
     """Say what a name of the lifecycle means, what it prevents, and where it is checked."""
-    _need_z3()
+    need_z3()
     from spec_fsm_model.explain import UnknownName, explain
 
     try:
@@ -152,7 +150,7 @@ def model_prove(
     as_json: AsJson = False,
 ) -> None:
     """Prove every claim for any number of rows, sizes and launches in flight, with z3."""
-    _need_z3()
+    need_z3()
     from spec_fsm_model.prove import Prover
     from spec_fsm_model.prove_question import TIMEOUT_MS
 
@@ -163,12 +161,6 @@ def model_prove(
     if as_json:
         write([json.dumps(proof.as_dict())])
     raise typer.Exit(int(proof.verdict))
-
-
-def _need_z3() -> None:
-    """Refuse in one line where z3, which serving does not need, is not installed."""
-    if find_spec("z3") is None:
-        raise typer.BadParameter("z3 is not installed here: pip install 'spec-fsm[verify]'")
 
 
 def _show_proof(proof: Proof, console: Console) -> None:

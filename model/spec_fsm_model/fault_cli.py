@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from spec_fsm_model.cli_parts import AsJson, need_z3
 from spec_fsm_model.explore import BOUNDS, Verdict
 from spec_fsm_model.report import write
 from spec_fsm_model.seeded import story
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from spec_fsm_model.mutate import Mutated
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
 _ALL_BOUNDS = {bounds.name: bounds for bounds in (SMALL, *BOUNDS)}
 
 
@@ -43,8 +42,7 @@ def model_mutate(
     as_json: AsJson = False,
 ) -> None:
     """Put every single fault into the table, and see that a check finds it."""
-    if find_spec("z3") is None:
-        raise typer.BadParameter("z3 is not installed here: pip install 'spec-fsm[verify]'")
+    need_z3()
     from spec_fsm_model.mutate import mutate  # z3: a second to import
 
     console = Console(stderr=True)

@@ -6,7 +6,7 @@ kind, and each rule by every rewrite of its text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,24 +58,8 @@ def _of_edge(rules: Rules, pair: Pair) -> Iterator[Fault]:
         if mode is not edge.target:
             text = f"goes to {mode.name}, not {edge.target.name}"
             yield changed("edge retargeted", text, target=mode)
-    for i, guard in enumerate(edge.guards):
-        rest = (*edge.guards[:i], *edge.guards[i + 1 :])
-        yield changed("guard dropped", f"without {guard}", guards=rest)
-        for other in rules.guards:
-            if other not in edge.guards:
-                swapped = (*edge.guards[:i], other, *edge.guards[i + 1 :])
-                yield changed("guard swapped", f"if {other}, not {guard}", guards=swapped)
-    yield from _of_effects(rules, edge, changed)
-
-
-def _of_effects(rules: Rules, edge: Edge, changed: Callable[..., Fault]) -> Iterator[Fault]:
-    for i, effect in enumerate(edge.effects):
-        rest = (*edge.effects[:i], *edge.effects[i + 1 :])
-        yield changed("effect dropped", f"without {effect}", effects=rest)
-        for other in rules.effects:
-            if other not in edge.effects:
-                swapped = (*edge.effects[:i], other, *edge.effects[i + 1 :])
-                yield changed("effect swapped", f"does {other}, not {effect}", effects=swapped)
+    yield from _of_names("guard", edge.guards, rules.guards, "if", changed)
+    yield from _of_names("effect", edge.effects, rules.effects, "does", changed)
     if edge.row_effect is not None:
         text = f"without {edge.row_effect}"
         yield changed("row effect dropped", text, row_effect=None)
@@ -83,6 +67,24 @@ def _of_effects(rules: Rules, edge: Edge, changed: Callable[..., Fault]) -> Iter
             if other != edge.row_effect:
                 text = f"does {other}, not {edge.row_effect}"
                 yield changed("row effect swapped", text, row_effect=other)
+
+
+def _of_names(
+    kind: str,
+    held: tuple[str, ...],
+    known: Iterable[str],
+    verb: str,
+    changed: Callable[..., Fault],
+) -> Iterator[Fault]:
+    """Each of an edge's guards or effects dropped, and swapped for each that it does not have."""
+    for i, name in enumerate(held):
+        rest = (*held[:i], *held[i + 1 :])
+        yield changed(f"{kind} dropped", f"without {name}", **{f"{kind}s": rest})
+        for other in known:
+            if other not in held:
+                swapped = (*held[:i], other, *held[i + 1 :])
+                text = f"{verb} {other}, not {name}"
+                yield changed(f"{kind} swapped", text, **{f"{kind}s": swapped})
 
 
 def _of_refusal(rules: Rules, pair: Pair) -> Iterator[Fault]:

@@ -24,6 +24,10 @@ from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, whole_numbers
 app = typer.Typer(no_args_is_help=True, help="Measure the adapter in the real engine.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+ServerArgs = Annotated[
+    list[str] | None,
+    typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
+]
 Logs = Annotated[Path | None, typer.Option(help="Folder to keep the servers' logs in.")]
 
 MEAN_BUDGET_US, P99_BUDGET_US = 5.0, 20.0
@@ -76,10 +80,7 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
     reference: Annotated[
         bool, typer.Option(help="Compare with outputs without speculation.")
     ] = True,
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
-    ] = None,
+    server_arg: ServerArgs = None,
     as_json: AsJson = False,
 ) -> None:
     """How many drafts are accepted over a file of prompts, greedily, and equal outputs.
@@ -129,10 +130,7 @@ def plain(  # noqa: PLR0913 -- one parameter a flag
     flush_every: Annotated[int | None, typer.Option(min=0, help="The setting's default.")] = None,
     adaptive: Annotated[bool, typer.Option(help="Measure SGLang's own off as well.")] = False,
     profile: Annotated[int, typer.Option(min=0, help="Steps to profile in each arm.")] = 0,
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
-    ] = None,
+    server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -175,10 +173,7 @@ def recovery(  # noqa: PLR0913 -- one parameter a flag
         list[str] | None, typer.Option(help="flush, at once or cold.", show_default=False)
     ] = None,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
-    ] = None,
+    server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -224,10 +219,7 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
     flips: Annotated[int, typer.Option(min=0, help="Switches of the memory run.")] = 0,
     prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
-    ] = None,
+    server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
 ) -> None:
@@ -253,10 +245,7 @@ def graphs(  # noqa: PLR0913 -- one parameter a flag
     model: Annotated[str, typer.Option(help="smollm2, llama-8b or tiny.")] = "smollm2",
     spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
     requests: Annotated[int, typer.Option(min=2, help="Every batch size up to this.")] = 24,
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="FIELD=VALUE of SGLang's ServerArgs.", show_default=False),
-    ] = None,
+    server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
 ) -> None:
