@@ -47,7 +47,7 @@ def test_summary_has_medians_and_percentiles() -> None:
 
 def pair(ours: list[int], always_on: list[int], gap: int = 16) -> Pair:
     """One request with these accept lengths and no difference in draft KV."""
-    return Pair(gap, ours, always_on, True, 1e-6, 8.0, 1e-7)
+    return Pair(gap, ours, always_on, True, len(ours), len(always_on), 1e-6, 8.0, 1e-7)
 
 
 def test_recovery_pools_rounds_and_parts_first_from_later() -> None:
@@ -60,6 +60,23 @@ def test_recovery_pools_rounds_and_parts_first_from_later() -> None:
     assert found["first_rounds"] == 32
     assert found["curve"][0] == [1, 2]
     assert found["curve"][-1] == [3, 3]
+
+
+def test_recovery_compares_later_rounds_within_the_common_text_as_well() -> None:
+    """Rounds after the texts parted are left out of the same-text ratio, on either side."""
+    first = [2] * recovery.FIRST
+    parted = Pair(16, [*first, 3, 3, 1], [*first, 3, 3, 3], False, 10, 10, 1e-6, 8.0, 1e-7)
+    found = figures([parted] * 4)
+    assert found["later_ratio"] == pytest.approx(7 / 9, abs=1e-4)
+    assert (found["same_text_ratio"], found["same_text_rounds"]) == (1.0, 8)
+
+
+def test_rounds_within_a_common_text_are_counted_by_their_last_token() -> None:
+    """The first token is no round's; a round that ends beyond the common text does not count."""
+    assert recovery._common([5, 6, 7, 8], [5, 6, 9]) == 2
+    assert recovery._rounds_within([2, 3, 1], 6) == 2  # ends at tokens 3, 6 and 7
+    assert recovery._rounds_within([2, 3, 1], 7) == 3
+    assert recovery._rounds_within([2], 1) == 0
 
 
 def test_worst_ratio_leaves_the_cold_strategy_out() -> None:

@@ -32,7 +32,8 @@ class Command(msgspec.Struct, frozen=True):
     verb: `start` (engine: keyword arguments of `inprocess.Engine`), `load` (load: the closed loop
     to keep running), `run` and `profile` (iterations of it), `end` (of it), `recover` (prompts,
     requests, gap, rounds: see `recovery.recover`), `switch` and `flip` (load, gap, iterations:
-    see `switch.cycle`), `status`.
+    see `switch.cycle`), `profile_flips` (load, iterations), `rehearse` (see `switch.rehearse`),
+    `pin` (pin, one of the controller's codes), `status`.
     """
 
     verb: str
@@ -43,6 +44,7 @@ class Command(msgspec.Struct, frozen=True):
     requests: int = 0
     gap: int = 0
     rounds: int = 0
+    pin: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -164,12 +166,33 @@ class _Server:
         assert command.load is not None
         return flip(self._engine, command.load, command.iterations)
 
+    def _rehearse(self, _command: Command) -> None:
+        from spec_fsm_sglang.bench.switch import rehearse
+
+        rehearse(self._engine)
+
+    def _pin(self, command: Command) -> None:
+        self._engine.scheduler.model_worker.spec_fsm.pin(command.pin)
+
     def _profile(self, command: Command) -> Any:
         from spec_fsm_sglang.bench.profile import profiled
 
         assert self._loop is not None
         loop = self._loop
-        return profiled(lambda: loop.run(command.iterations), command.iterations)
+
+        def run() -> int:
+            loop.run(command.iterations)
+            return command.iterations
+
+        return profiled(run)
+
+    def _profile_flips(self, command: Command) -> Any:
+        from spec_fsm_sglang.bench.profile import profiled
+        from spec_fsm_sglang.bench.switch import flip
+
+        load = command.load
+        assert load is not None
+        return profiled(lambda: flip(self._engine, load, command.iterations)["iterations"])
 
     def _end(self, _command: Command) -> None:
         if self._loop is not None:

@@ -217,6 +217,7 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
     gaps: Annotated[str, typer.Option(help="Plain tokens before the switch.")] = "16,64",
     cycles: Annotated[int, typer.Option(min=2, help="Off and on so many times.")] = 5,
     flips: Annotated[int, typer.Option(min=0, help="Switches of the memory run.")] = 0,
+    profile: Annotated[int, typer.Option(min=0, help="Steps to profile in each mode.")] = 0,
     prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
     server_arg: ServerArgs = None,
@@ -231,9 +232,12 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
     tokens = prompt_len + cycles * (max(lengths) + bench.SPEC_STEPS * width) + 80
     with _setting(model, spec, device, requests, tokens, server_arg, logs) as setting:
         sizes = whole_numbers("--requests", requests)
-        setup = bench.Setup(setting, sizes, lengths, cycles, prompt_len, flips)
+        setup = bench.Setup(setting, sizes, lengths, cycles, prompt_len, flips, profile)
         found = _said(lambda say: bench.measure(setup, say))
     _show_rows("around switches, ms", found["results"], Console(stderr=as_json))
+    for name, row in (found["profiles"] or {}).items():
+        text = ", ".join(f"{call} {times}" for call, times in row["waits"].items())
+        Console(stderr=as_json).print(f"{name}: the host waits, times an iteration: {text or 0}")
     if found["memory"]:
         Console(stderr=as_json).print(f"memory: {found['memory']['growth']} bytes more")
     if as_json:
@@ -271,7 +275,8 @@ def _show_rows(title: str, rows: list[dict[str, Any]], console: Console) -> None
 
 def _show_recovery(found: dict[str, Any], console: Console) -> None:
     shown = ("spec", "strategy", "gap", "first_rounds", "first_accept_length", "first_ratio",
-             "first_lower_bound", "later_ratio", "kv_error", "outputs_equal")  # fmt: skip
+             "first_lower_bound", "later_ratio", "same_text_ratio", "kv_error",
+             "outputs_equal")  # fmt: skip
     rows = [*({"gap": "all"} | row for row in found["pooled"]), *found["results"]]
     _show_rows("accept length after a gap", [{k: row[k] for k in shown} for row in rows], console)
 

@@ -161,6 +161,10 @@ class _Meter:
 
     def _account(self, now: float) -> None:
         batch: Any = self._loop.engine.scheduler.cur_batch_for_debug
+        if batch is None and self._since_prefill >= SETTLE:
+            # Nothing is left to launch; the last step's result was waited for and read in it.
+            self._steady.append(now - self._then)
+            return
         if batch is None or batch.forward_mode.is_extend():
             self._since_prefill = 0
             return

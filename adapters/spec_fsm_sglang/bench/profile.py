@@ -16,8 +16,8 @@ KEPT = 1200
 """Kernels of the timeline."""
 
 
-def profiled(run: Callable[[], Any], iterations: int) -> dict[str, Any]:
-    """Runs `run` under torch's profiler; figures per iteration of the `iterations` it makes.
+def profiled(run: Callable[[], int]) -> dict[str, Any]:
+    """Runs `run` under torch's profiler; figures per iteration, of which it returns the number.
 
     gpu_busy: share of the time between the first and the last kernel in which one ran.
     kernels: launched. waits: calls in which the host waited, by name. top: the kernels that took
@@ -27,7 +27,7 @@ def profiled(run: Callable[[], Any], iterations: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        run()
+        iterations = run()
     kernels: list[tuple[float, float]] = []
     timeline: list[tuple[float, float, str]] = []
     spent: Counter[str] = Counter()

@@ -8,6 +8,7 @@ Rounds are paired by request; the ratio of pooled accept lengths says what the g
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections import defaultdict
@@ -36,7 +37,8 @@ STRATEGIES: Final[dict[str, dict[str, Any]]] = {
 class Pair(msgspec.Struct, frozen=True):
     """One request. ours, always_on: accept lengths of its rounds after the gap, in order.
 
-    gap: plain tokens decoded. equal: whether both runs put out the same tokens.
+    gap: plain tokens decoded. equal: whether both runs put out the same tokens. ours_same,
+    always_on_same: leading rounds that lie within the text that both have in common.
     kv_error, kv_scale: largest difference between the draft KV of both at the switch, and the
     largest entry; kv_relative: norm of the difference over the norm.
     """
@@ -45,6 +47,8 @@ class Pair(msgspec.Struct, frozen=True):
     ours: list[int]
     always_on: list[int]
     equal: bool
+    ours_same: int
+    always_on_same: int
     kv_error: float
     kv_scale: float
     kv_relative: float
@@ -115,6 +119,9 @@ def _results(cells: list[dict[str, Any]]) -> dict[str, Any]:
         "worst_first_rounds_ratio": min(row["first_ratio"] for row in rebuilt),
         "worst_first_rounds_lower_bound": min(row["first_lower_bound"] for row in rebuilt),
         "worst_later_ratio": min(row["later_ratio"] for row in rebuilt),
+        "worst_same_text_ratio": min(
+            (row["same_text_ratio"] for row in rebuilt if row["same_text_rounds"]), default=None
+        ),
         "pooled": [
             {"spec": spec, "strategy": strategy, **figures(pairs)}
             for (spec, strategy), pairs in pooled.items()
@@ -129,11 +136,17 @@ def _results(cells: list[dict[str, Any]]) -> dict[str, Any]:
 def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Accept lengths of both runs and their ratio, in the first rounds and later.
 
+    later: after the first FIRST rounds. same_text: those of them before the texts part, if they do:
+    in bf16 a step of another batch shape rounds otherwise, and from there on nothing is paired.
     lower bounds: 95 %, by resampling requests. curve: mean accept length by round, ours and
     always on. kv_error: largest difference of draft KV; kv_relative: of norms, the worst request.
     """
     first = [(pair.ours[:FIRST], pair.always_on[:FIRST]) for pair in pairs]
     later = [(pair.ours[FIRST:], pair.always_on[FIRST:]) for pair in pairs]
+    same = [
+        (p.ours[FIRST : max(FIRST, p.ours_same)], p.always_on[FIRST : max(FIRST, p.always_on_same)])
+        for p in pairs
+    ]
     return {
         "requests": len(pairs),
         "first_rounds": sum(len(ours) for ours, _ in first),
@@ -144,6 +157,9 @@ def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
         "later_rounds": sum(len(ours) for ours, _ in later),
         "later_ratio": round(_ratio(later), 4),
         "later_lower_bound": round(_lower_bound(later), 4),
+        "same_text_rounds": sum(len(ours) for ours, _ in same),
+        "same_text_ratio": round(_ratio(same), 4),
+        "same_text_lower_bound": round(_lower_bound(same), 4),
         "curve": [
             [_column([pair.ours for pair in pairs], i), _column([p.always_on for p in pairs], i)]
             for i in range(max(len(pair.ours) for pair in pairs))
@@ -250,12 +266,16 @@ def _batch(
     for rid, twin in twins.items():
         rest = outputs[rid][recorder.plain[rid] :]
         error, scale, relative = _difference(kv[rid], other_kv[twin])
+        other = engine.outputs.pop(twin).output_ids
+        common = _common(rest, other)
         pairs.append(
             Pair(
                 gap=recorder.plain[rid],
                 ours=recorder.rounds[rid][:rounds],
                 always_on=recorder.rounds[twin][:rounds],
-                equal=engine.outputs.pop(twin).output_ids == rest,
+                equal=other == rest,
+                ours_same=_rounds_within(recorder.rounds[rid][:rounds], common),
+                always_on_same=_rounds_within(recorder.rounds[twin][:rounds], common),
                 kv_error=error,
                 kv_scale=scale,
                 kv_relative=relative,
@@ -264,6 +284,21 @@ def _batch(
     engine.send(FlushCacheReqInput())
     engine.step()
     return pairs
+
+
+def _common(ours: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    alike = (a == b for a, b in zip(ours, other, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, alike))
+
+
+def _rounds_within(accepted: Sequence[int], tokens: int) -> int:
+    """How many of the rounds put out nothing beyond the first `tokens` tokens.
+
+    The first token is not a round's: the prefill, or the gap's last step, put it out.
+    """
+    ends = itertools.accumulate(accepted, initial=1)
+    return sum(end <= tokens for end in itertools.islice(ends, 1, None))
 
 
 def _at_first_round(engine: Engine, recorder: _Recorder, rids: Sequence[str]) -> dict[str, Any]:

@@ -16,15 +16,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from spec_fsm_sglang.bench.arms import Bench, Say, spec_fsm_server, started
 from spec_fsm_sglang.bench.load import ClosedLoop, Load
 from spec_fsm_sglang.bench.plain import percentile
+from spec_fsm_sglang.rehearsal import TOKENS, batch_sizes
 
 if TYPE_CHECKING:
+    from spec_fsm_sglang.bench.arm import Arm
     from spec_fsm_sglang.inprocess import Engine
 
 SPEC_STEPS = 24
@@ -57,7 +59,8 @@ class Cycles(msgspec.Struct, frozen=True):
 class Setup:
     """sizes: requests at a time. gaps: plain tokens before speculation resumes. cycles: of each.
 
-    flips: switches of the memory run, 0 for none.
+    flips: switches of the memory run, 0 for none. profile: steps to profile in each mode and in
+    SGLang's own EAGLE, 0 for none.
     """
 
     bench: Bench
@@ -66,10 +69,17 @@ class Setup:
     cycles: int
     prompt_len: int
     flips: int = 0
+    profile: int = 0
+
+
+EAGLE: Final = "SGLang EAGLE"
 
 
 def measure(setup: Setup, say: Say) -> dict[str, Any]:
-    """Every size and gap, with the default flush and with the whole gap rebuilt at once."""
+    """Every size and gap, with the default flush and with the whole gap rebuilt at once.
+
+    The servers have rehearsed their switches, as `spec-fsm serve` has before it is ready.
+    """
     widest = max(setup.gaps) + 16
     with tempfile.TemporaryDirectory() as name:
         servers = {
@@ -77,7 +87,13 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
             "at once": spec_fsm_server(setup.bench, flush_every=0, stash_width=widest),
         }
         found: list[dict[str, Any]] = []
+        if setup.profile:
+            servers[EAGLE] = setup.bench.engine(draft=True), {}
         with started(servers, setup.bench.logs or Path(name), say) as arms:
+            eagle = arms.pop(EAGLE, None)
+            for key, arm in arms.items():
+                say(f"rehearsing switches: {key}")
+                arm.call("rehearse")
             for size in setup.sizes:
                 for gap in setup.gaps:
                     # Long enough never to end; nothing else is running then.
@@ -94,8 +110,29 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
                 say(f"{setup.flips} switches")
                 load = Load(min(8, max(setup.sizes)), 4, 16, 64, setup.bench.pair.vocab)
                 memory = arms["flush"].call("flip", load=load, iterations=setup.flips)
+            profiles = _profiles(setup, arms["flush"], eagle, say) if eagle else None
             status = arms["flush"].call("status")
-    return {"results": found, "memory": memory, "status": status}
+    return {"results": found, "memory": memory, "profiles": profiles, "status": status}
+
+
+def _profiles(setup: Setup, ours: Arm, eagle: Arm, say: Say) -> dict[str, Any]:
+    """Kernels and waits of the host per iteration: SGLang's EAGLE, each mode, and switching."""
+    size, steps = max(setup.sizes), setup.profile
+    load = Load(size, 1, setup.prompt_len, 8 * steps, setup.bench.pair.vocab)
+    found = {}
+    for name, arm, pin in ((EAGLE, eagle, 0), ("SPEC", ours, 1), ("PLAIN", ours, 2)):
+        say(f"profiling {name}")
+        if arm is ours:
+            arm.call("pin", pin=pin)
+        arm.call("load", load=load)
+        arm.run(steps)
+        found[name] = arm.call("profile", iterations=steps)
+        arm.call("end")
+    say("profiling switches")
+    found["switching"] = ours.call("profile_flips", load=load, iterations=steps)
+    for profile in found.values():
+        del profile["timeline"]
+    return found
 
 
 def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
@@ -137,6 +174,14 @@ def _delay(iterations: Sequence[Iteration]) -> int:
 
 
 # In an arm's process
+
+
+def rehearse(engine: Engine) -> None:
+    """What `rehearsal.rehearse` does through the server: switch once with 1, 2, 4, … requests."""
+    controller = engine.scheduler.model_worker.spec_fsm
+    for size in batch_sizes(controller.disable_above):
+        cycle(engine, Load(size, 1, 4, TOKENS, vocab=100), gap=4, cycles=1)
+    controller.pin(0)
 
 
 def cycle(engine: Engine, load: Load, gap: int, cycles: int) -> Cycles:
@@ -251,7 +296,7 @@ def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
 
     controller = engine.scheduler.model_worker.spec_fsm
     loop = ClosedLoop(engine, load)
-    done, target = 0, 0
+    done, target, iterations = 0, 0, 0
     before: dict[str, int] = {}
 
     def memory() -> dict[str, int]:
@@ -263,13 +308,14 @@ def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
         return found
 
     def boundary() -> bool:
-        nonlocal done, target, before
+        nonlocal done, target, before, iterations
+        iterations += 1
         loop.replace(loop.ended())
         if controller.lifecycle.mode.name == ("PLAIN" if target == 2 else "SPEC"):
             done += 1
             target = 2 if target != 2 else 1
             controller.pin(target)
-            if done == flips // 10:
+            if done == max(1, flips // 10):
                 before = memory()  # by now everything that is allocated once has been
         return done < flips
 
@@ -279,6 +325,7 @@ def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
     loop.end()
     return {
         "switches": done,
+        "iterations": iterations,
         "before": before,
         "after": after,
         "growth": {name: after[name] - before[name] for name in after},
@@ -286,4 +333,14 @@ def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
     }
 
 
-__all__ = ["Cycles", "Iteration", "Setup", "cycle", "figures", "flip", "measure"]
+__all__ = [
+    "EAGLE",
+    "Cycles",
+    "Iteration",
+    "Setup",
+    "cycle",
+    "figures",
+    "flip",
+    "measure",
+    "rehearse",
+]
