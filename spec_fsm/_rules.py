@@ -149,11 +149,6 @@ GUARDS: Mapping[str, Guard] = {
 # -- effects on the shared counters -------------------------------------------------------
 
 
-def _cover_all(_: Ops, s: State, __: Arg) -> State:
-    tick = s.t_launched
-    return s._replace(f_launched=tick, f_settled=tick, seed_launched=tick, seed_settled=tick)
-
-
 def _seed_all(_: Ops, s: State, __: Arg) -> State:
     # The settled view follows when the launch that carries the seed settles (SETTLE).
     return s._replace(f_launched=s.t_launched, seed_launched=s.t_launched)
@@ -193,7 +188,6 @@ def _row_lost(_: Ops, s: State, a: Arg) -> State:
 
 
 EFFECTS: Mapping[str, Effect] = {
-    "COVER_ALL": _cover_all,
     "SEED_ALL": _seed_all,
     "COVER_SLICE": _cover_slice,
     "LAUNCH": _launch,

@@ -20,6 +20,7 @@ longer accepted.  So the modes exist to say, at any time, how much of the draft 
     DRAINING   all of it.  With overlap scheduling one speculative result is in flight when the
                decision falls, and its accept lengths are not known yet.  No decode launch is
                issued until it has settled; then every row's length is known and DRAINED fires.
+               It has no effect: all is covered until the first plain launch.
     PLAIN      a row lacks the positions it decoded since: its gap.  The hidden states of plain
                steps are stashed in a ring, so that the gap can be written later, in bulk.
     RESEEDING  gaps are being written, a slice with each plain launch, so that no step becomes
@@ -99,7 +100,7 @@ _IN_FLIGHT_PLAIN = ("PLAIN_IN_FLIGHT",)
 EDGES: tuple[Edge, ...] = (
     # -- the mode ------------------------------------------------------------------------
     Edge(_SPEC, _E.LOAD_ROSE, _DRAINING, ("DWELL_OVER",)),
-    Edge(_DRAINING, _E.DRAINED, _PLAIN, ("NOTHING_UNSETTLED",), ("COVER_ALL",), "ROW_COVER"),
+    Edge(_DRAINING, _E.DRAINED, _PLAIN, ("NOTHING_UNSETTLED",)),
     Edge(_DRAINING, _E.LOAD_FELL, _SPEC),
     Edge(_PLAIN, _E.LOAD_FELL, _RESEEDING, ("DWELL_OVER", "REBUILDABLE")),
     Edge(_RESEEDING, _E.SLICE_DONE, _RESEEDING, ("REACHES_OLDEST",), ("COVER_SLICE",), "ROW_FLUSH"),

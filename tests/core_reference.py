@@ -75,11 +75,6 @@ class Reference:
         for effect in self.flights.popleft():
             effect()
 
-    def drained(self) -> None:
-        """All settled and speculation ends."""
-        for view in ("launched", "settled"):
-            self._apply(list(self.rows.values()), view, "ROW_COVER", Arg())
-
     def forget_stash(self) -> None:
         """Launched rows lose it now, settled ones once what is in flight has settled."""
         rows = list(self.rows.values())

@@ -28,12 +28,6 @@ ALL_LOST = S._replace(lost=5)
 @pytest.mark.parametrize(
     ("effect", "before", "arg", "moved"),
     [
-        (
-            "COVER_ALL",
-            S,
-            Arg(),
-            {"f_launched": 20, "f_settled": 20, "seed_launched": 20, "seed_settled": 20},
-        ),
         ("SEED_ALL", S, Arg(), {"f_launched": 20, "seed_launched": 20}),
         ("COVER_SLICE", S, Arg(lower=2), {"f_launched": 18}),
         ("COVER_SLICE", S, Arg(lower=9), {}),

@@ -24,7 +24,7 @@ MOVES = st.lists(
             + ["settle"] * 4
             + ["join"] * 3
             + ["flush"] * 2
-            + ["leave", "reseed", "drain", "forget", "nothing"]
+            + ["leave", "reseed", "forget", "nothing"]
         ),
         st.integers(0, 5),
     ),
@@ -60,9 +60,6 @@ def test_lazy_ledger_is_the_row_effects(
             adopt(ledger, "SEED_ALL")
             ledger.launch_speculative(Action.RESEED)
             reference.speculate(1 + number, reseed=True)
-        elif move == "drain" and not ledger.in_flight and not ledger.lost:
-            adopt(ledger, "COVER_ALL")
-            reference.drained()
         elif move == "forget":
             ledger.lose(ledger.stale())
             reference.forget_stash()

@@ -76,17 +76,14 @@ class Server:
                 self.weights()
 
     def step(self, accepted: int) -> None:
-        """One scheduler iteration that launches: boundary, drain if due, plan, launch."""
+        """One scheduler iteration that launches: boundary, plan, launch."""
         lifecycle, reference = self.lifecycle, self.reference
         if lifecycle.boundary(self.load):
             while lifecycle.ledger.in_flight:
                 self.settle()
         if lifecycle.rows == 0:
             return
-        drains = lifecycle.mode is Mode.DRAINING
         plan = lifecycle.plan_decode(lifecycle.rows)
-        if drains:
-            reference.drained()
         if plan.action is Action.RESEED:
             self.follow(Event.RESEEDED, Arg(), lifecycle.reseeded)
         lost = lifecycle.lost

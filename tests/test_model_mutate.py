@@ -152,7 +152,7 @@ EXAMPLES = {
     "LOAD_ROSE in SPEC goes to PLAIN, not DRAINING": "claims",
     "DRAINED in DRAINING goes to DRAINING, not PLAIN": "claims",
     "LOAD_FELL in SPEC": "dead edge",
-    "DRAINED in DRAINING without COVER_ALL": "grid",
+    "DRAINED in SPEC": "grid",
     "REST_FITS: ops.eq(s.lost, 0) becomes s.lost <= 0": "equivalent",
     "SLICE_DONE in RESEEDING goes to PLAIN, not RESEEDING": "exact",
 }

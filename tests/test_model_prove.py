@@ -372,7 +372,7 @@ FAULTS: dict[str, tuple[Rules, str]] = {
         "CARRIES",
     ),
     "a drain that changes something": (
-        effect("COVER_ALL", f_settled=lambda s, _: s.f_settled + 1),
+        edge(M.DRAINING, E.DRAINED, effects=("ROW_IN",)),
         "DRAINED IS IDLE",
     ),
 }
@@ -630,7 +630,7 @@ def test_a_wrong_law_is_refuted_with_sizes(name: str, monkeypatch: pytest.Monkey
 
 
 SAME = {
-    "a drain that is over covers nothing": edge(M.DRAINING, E.DRAINED, effects=(), row_effect=None),
+    "a drain that is over covers all": edge(M.DRAINING, E.DRAINED, row_effect="ROW_COVER"),
     "lost rows are asked for twice": guard(
         "REST_FITS", lambda o, s, _: max_gap(o, s) <= s.slice_width
     ),

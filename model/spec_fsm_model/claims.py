@@ -9,7 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spec_fsm._rules import max_gap
-from spec_fsm.invariants import INVARIANTS, ROW_PREDICATES, STATE_PREDICATES
+from spec_fsm.invariants import (
+    INVARIANTS,
+    ROW_PREDICATES,
+    STATE_PREDICATES,
+    insertion_covered,
+)
 from spec_fsm.modes import Mode
 from spec_fsm.ops import INT
 from spec_fsm_model.world import Stage
@@ -31,7 +36,7 @@ SAYS: dict[str, str] = {
     "RING": "No row counts on states the stash has lost, or never had.",
     "GRANTS": "A change of mode that is asked for is made where nothing stands against it.",
     "REFUSES": "The table refuses what would be wrong of the rows and results there are.",
-    **{i: INVARIANTS[i].says for i in ("I5", "I8", "I9", "I14", "I15")},
+    **{i: INVARIANTS[i].says for i in ("I5", "I8", "I9", "I11", "I14", "I15")},
 }
 """Every claim `model check` makes, by id."""
 
@@ -58,6 +63,9 @@ def broken(world: World) -> Broken | None:
     for request in world.rows:
         if (found := _row_broken(request, speculates, world.state.width)) is not None:
             return found
+    positions, covered = world.cached
+    if not insertion_covered(INT, positions, covered):
+        return Broken("I15", f"{positions} positions cached, {covered} covered")
     return _disagreement(world)
 
 

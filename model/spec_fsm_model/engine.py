@@ -1,4 +1,4 @@
-"""A small engine around the model's worlds: slots, tensors of a batch, graphs, ranks and tokens.
+"""A small engine around the model's worlds: slots, tensors of a batch, graphs and tokens.
 
 The searches know counters and rows; most invariants speak of what an engine does with them.  This
 engine has that much of a real one that each invariant can be read off it: it owns a pool, launches
@@ -18,6 +18,7 @@ from spec_fsm.invariants import (
     buffers_hold,
     insertion_covered,
     lengths_agree,
+    slot_owned,
     slots_conserved,
     token_is_last,
 )
@@ -41,14 +42,15 @@ LEAVES = ("finished", "aborted", "retracted")
 class Row(NamedTuple):
     """One request as the engine holds it.
 
-    name: its number.  slots: those it owns, in order of position.  committed: positions with
-    target KV.  draft: a bit for each position with draft KV.  states: a bit for each position
-    whose hidden state is stashed.  seed: length at which its seed was made.  cursor: tokens its
-    grammar has seen.  token: number of its last token.
+    name: its number.  slots: those it uses, in order of position; the first `protected` are the
+    prefix cache's.  committed: positions with target KV.  draft: a bit for each position with draft
+    KV.  states: a bit for each position whose hidden state is stashed.  seed: length at which its
+    seed was made.  cursor: tokens its grammar has seen.  token: number of its last token.
     """
 
     name: int
     slots: tuple[int, ...] = ()
+    protected: int = 0
     committed: int = 0
     draft: int = 0
     states: int = 0
@@ -75,21 +77,23 @@ class Flying(NamedTuple):
 class Held(NamedTuple):
     """All the engine holds.
 
-    relay: rows of the `spec_info` between steps, None if there is none.  lens, cpu_lens: lengths
+    cached: slots of the prefix cache by position (all requests share one text); cached_draft: a bit
+    for each of them with draft KV.  relay: rows of the `spec_info` between steps, None if there is
+    none.  lens, cpu_lens: lengths
     of the decode batch, on the device and on the host.  padding: what the rows of the graph beyond
-    the batch hold.  rank: the mode of the other rank.  late: requests that had left when a token of
-    theirs was committed.  named: requests so far.
+    the batch hold.  late: requests that had left when a token of theirs was committed.  named:
+    requests so far.
     """
 
     rows: tuple[Row, ...] = ()
     free: tuple[int, ...] = tuple(range(POOL))
     cached: tuple[int, ...] = ()
+    cached_draft: int = 0
     relay: tuple[int, ...] | None = ()
     lens: tuple[int, ...] = ()
     cpu_lens: tuple[int, ...] = ()
     padding: tuple[int, ...] = (0,) * GRAPH_ROWS
     flying: tuple[Flying, ...] = ()
-    rank: Mode = Mode.SPEC
     late: tuple[int, ...] = ()
     named: int = 0
 
@@ -112,7 +116,7 @@ class Engine:
         self.broken = {}
         name = act.name
         if name == "admit a request":
-            row = Row(held.named)
+            row = self.admitted(held, after.rows[-1].settled.committed)
             held = held._replace(rows=(*held.rows, row), named=held.named + 1)
         elif name.startswith("prefill"):
             held = self.prefill(held, act.row, before.mode, whole=name.endswith("rest"))
@@ -123,8 +127,8 @@ class Engine:
         elif name in LEAVES:
             held = self.leave(held, act.row)
         elif name == "flush the prefix cache" and not before.running:
-            held = held._replace(free=(*held.free, *held.cached), cached=())
-        held = held._replace(rank=self.other_rank(held, act, after))
+            free = (*held.free, *held.cached)
+            held = held._replace(free=free, cached=(), cached_draft=0)
         self.boundary(held, after)
         return held
 
@@ -132,14 +136,14 @@ class Engine:
 
     def prefill(self, held: Held, i: int, mode: Mode, *, whole: bool) -> Held:
         """A chunk of a prompt, or the rest of it, goes through target and draft."""
-        length, row = self.bounds.origin if whole else 1, held.rows[i]
-        width = length - row.committed
+        width, row = self.bounds.origin if whole else 1, held.rows[i]
+        length = row.committed + width
         self.issue(held, mode, Phase.PREFILL, 1, width)
         held, row = self.grow(held, row, length)
-        full = (1 << length) - 1
+        draft = row.draft | (1 << length) - (1 << row.committed)
         seed = length if whole else 0
-        row = row._replace(committed=length, draft=full, seed=seed, cursor=length, decodes=whole)
-        held = _put(held, row)
+        row = row._replace(committed=length, draft=draft, seed=seed, cursor=length, decodes=whole)
+        held = self.insert(held, row, self.inserted(row)) if whole else _put(held, row)
         return self.settled(held, tuple(r.name for r in held.batch)) if whole else held
 
     def launch(self, held: Held, act: Act, before: World, after: World) -> Held:
@@ -178,20 +182,38 @@ class Engine:
     def leave(self, held: Held, i: int) -> Held:
         """A request leaves: what is covered goes to the prefix cache, the rest is free again."""
         row = held.rows[i]
-        inserted = self.inserted(row) if row.decodes else 0
-        if not insertion_covered(INT, inserted, row.covered):
-            self.breaks("I15", f"{inserted} positions inserted, {row.covered} covered")
-        cached, free = row.slots[:inserted], self.given_back(row, inserted)
-        held = held._replace(
-            rows=(*held.rows[:i], *held.rows[i + 1 :]),
-            cached=(*held.cached, *cached),
-            free=(*held.free, *free),
-        )
+        if row.decodes:
+            held = self.insert(held, row, self.inserted(row))
+            row = held.rows[i]
+        rows, free = (*held.rows[:i], *held.rows[i + 1 :]), self.given_back(row)
+        held = held._replace(rows=rows, free=(*held.free, *free))
         if not row.decodes:
             return held
         return self.settled(held, self.filtered(held, row))
 
     # -- what the acts are made of, and `seeded` overrides ----------------------------------
+
+    def admitted(self, held: Held, hit: int) -> Row:
+        """A request that begins with a cached prefix of `hit` positions."""
+        draft = self.brought(held.cached_draft & (1 << hit) - 1)
+        return Row(held.named, held.cached[:hit], hit, committed=hit, draft=draft)
+
+    def brought(self, draft: int) -> int:
+        """Positions of a hit that come with draft KV."""
+        return draft
+
+    def insert(self, held: Held, row: Row, length: int) -> Held:
+        """The cache receives the row's first positions; what it has already is free again."""
+        if not insertion_covered(INT, length, row.covered):
+            self.breaks("I15", f"{length} positions inserted, {row.covered} covered")
+        known = len(held.cached)
+        cached = (*held.cached, *row.slots[known:length])
+        draft = held.cached_draft | row.draft & (1 << length) - 1
+        twice = row.slots[row.protected : min(known, length)]
+        slots = (*cached[:length], *row.slots[length:])
+        row = row._replace(slots=slots, protected=max(length, row.protected))
+        free = (*held.free, *twice)
+        return _put(held._replace(cached=cached, cached_draft=draft, free=free), row)
 
     def grow(self, held: Held, row: Row, length: int) -> tuple[Held, Row]:
         """The row owns slots up to `length`."""
@@ -246,7 +268,20 @@ class Engine:
         """The rest of the gap and the seed of a row are made."""
         if not row.decodes:
             return row
-        return row._replace(draft=(1 << row.committed) - 1, seed=row.committed)
+        return self.written(row, row.committed, 0)._replace(seed=row.committed)
+
+    def written(self, row: Row, upper: int, lower: int) -> Row:
+        """The row with draft KV at the ages from `upper` to `lower`, as far as they are missing."""
+        first, end = max(row.committed - upper, self.missing_from(row)), row.committed - lower
+        if first >= end:
+            return row
+        if not slot_owned(INT, first, row.protected, len(row.slots)):
+            self.breaks("I15", f"position {first} is written, the cache owns {row.protected}")
+        return row._replace(draft=row.draft | (1 << end) - (1 << first))
+
+    def missing_from(self, row: Row) -> int:
+        """The first position of a row that has no draft KV."""
+        return row.covered
 
     def commit(self, row: Row, flight: Flying, tokens: int) -> Row:
         """A row's share of a result."""
@@ -258,10 +293,7 @@ class Engine:
             return row._replace(draft=full, states=0, seed=length)
         kept = ((1 << self.bounds.width) - 1) << max(0, length - self.bounds.width)
         row = row._replace(states=self.stash(row.states, length - 1) & kept)
-        if flight.upper:
-            written = (1 << length - flight.lower) - (1 << max(0, length - flight.upper))
-            row = row._replace(draft=row.draft | written)
-        return row
+        return self.written(row, flight.upper, flight.lower) if flight.upper else row
 
     def stash(self, states: int, position: int) -> int:
         """The state of a plain step is kept."""
@@ -276,12 +308,12 @@ class Engine:
         return held
 
     def inserted(self, row: Row) -> int:
-        """Positions of a leaving row the prefix cache receives."""
+        """Positions of a row that leaves, or was prefilled, which the prefix cache receives."""
         return row.covered
 
-    def given_back(self, row: Row, inserted: int) -> tuple[int, ...]:
+    def given_back(self, row: Row) -> tuple[int, ...]:
         """Slots of a leaving row that are free again."""
-        return row.slots[inserted:]
+        return row.slots[row.protected :]
 
     def filtered(self, held: Held, left: Row) -> tuple[int, ...] | None:
         """Rows of the relay after a row left."""
@@ -291,10 +323,6 @@ class Engine:
         """The batch's own tensors after a result or a change of its rows."""
         lens = tuple(r.committed for r in held.batch)
         return held._replace(relay=relay, lens=lens, cpu_lens=lens)
-
-    def other_rank(self, held: Held, act: Act, after: World) -> Mode:
-        """The mode of the other rank: it sees the same facts."""
-        return after.mode
 
     # -- the invariants -------------------------------------------------------------------
 
@@ -331,8 +359,6 @@ class Engine:
         self._slots(held)
         if held.late:
             self.breaks("I10", f"tokens committed for {held.late}, which had left")
-        if held.rank is not world.mode:
-            self.breaks("I11", f"one rank is in {world.mode.name}, another in {held.rank.name}")
         if held.cpu_lens != held.lens:
             self.breaks("I18", f"{held.lens} on the device, {held.cpu_lens} on the host")
         for row, length in zip(batch, held.lens, strict=True):
@@ -343,7 +369,7 @@ class Engine:
 
     def _slots(self, held: Held) -> None:
         """Every slot of the pool is somewhere, once."""
-        owned = [slot for row in held.rows for slot in row.slots]
+        owned = [slot for row in held.rows for slot in row.slots[row.protected :]]
         counts = len(held.cached), len(owned), len(held.free)
         if not slots_conserved(INT, *counts, POOL):
             self.breaks("I4", "{} cached, {} owned, {} free of {}".format(*counts, POOL))

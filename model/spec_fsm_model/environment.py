@@ -19,7 +19,7 @@ from spec_fsm_model.claims import Broken
 from spec_fsm_model.deeds import NO_ARG, Deeds, grown, kept_rows, oldest_without, put, takes_part
 from spec_fsm_model.planner import LOADS
 from spec_fsm_model.rules import Refused
-from spec_fsm_model.world import NOTHING, Request, Stage, World
+from spec_fsm_model.world import NOTHING, Cached, Request, Stage, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,7 +70,9 @@ class Environment(Deeds):
             if self.bounds.pins and pin is not world.policy.pin:
                 policy = world.policy._replace(pin=pin)
                 yield Act("pin", what=pin.name), partial(world._replace, policy=policy)
-        yield Act("flush the prefix cache"), partial(self._cache_flushed, world)
+        # Not under a prompt that is being computed: the engine sees to that, it has joined no row.
+        if not any(r.stage is not Stage.RUNNING and r.settled.committed for r in world.rows):
+            yield Act("flush the prefix cache"), partial(self._cache_flushed, world)
         yield Act("load new weights"), partial(self._weights_changed, world)
 
     def _boundary(self, world: World, load: int) -> World:
@@ -92,7 +94,7 @@ class Environment(Deeds):
             raise Broken("CACHE", f"refused without a row: {error}") from None
         if world.running:
             raise Broken("CACHE", f"{len(world.running)} rows live")
-        return after
+        return after._replace(cached=Cached())
 
     def _weights_changed(self, world: World) -> World:
         rows = world.rows
@@ -121,7 +123,11 @@ class Environment(Deeds):
 
     def _requests(self, world: World) -> Iterator[tuple[Act, Callable[[], World]]]:
         if len(world.rows) < self.bounds.rows:
-            yield Act("admit a request"), partial(self._admit, world)
+            yield Act("admit a request"), partial(self._admit, world, 0)
+            if world.cached.positions:
+                # All of what is cached, but for the one position that a prefill has to compute.
+                hit = min(world.cached.positions, self.bounds.origin - 1)
+                yield Act("admit a request", what="prefix hit"), partial(self._admit, world, hit)
         plain_only = all(f.action is Action.PLAIN for f in world.flights)
         for i, r in enumerate(world.rows):
             if r.stage is not Stage.RUNNING:
@@ -137,28 +143,38 @@ class Environment(Deeds):
                 ends = partial(put, world, i, r._replace(ending=1))
                 yield Act("the last token is in flight", i), ends
 
-    def _admit(self, world: World) -> World:
+    def _admit(self, world: World, hit: int) -> World:
         world = self.fact(world, Event.ADMITTED)
-        request = Request(Stage.ADMITTED, 0, 0, 0, 0, 0, NOTHING, NOTHING)
+        covered = min(hit, world.cached.covered)
+        row = NOTHING._replace(committed=hit, covered=covered, stashed=hit, reserved=hit)
+        request = Request(Stage.ADMITTED, 0, 0, 0, 0, 0, row, row)
         return world._replace(rows=(*world.rows, request))
 
     def _chunk(self, world: World, i: int) -> World:
         effect = self.table.row_effect(world.mode, Event.PREFILLED_CHUNK)
-        world = self._prefill_launch(world, Event.PREFILLED_CHUNK, 1)
-        row = self.table.row(effect, NOTHING._replace(reserved=1), Arg(length=1))
-        row = grown(row, NOTHING, 1)
-        r = world.rows[i]
-        return put(world, i, r._replace(stage=Stage.CHUNKED, launched=row, settled=row))
+        r = self._computed(world.rows[i], effect, 1)
+        world = self._prefill_launch(world, Event.PREFILLED_CHUNK, r.settled.committed)
+        # The chunk is cached too: a hit on it is a shorter one than on the whole prompt, later.
+        return put(world, i, r._replace(stage=Stage.CHUNKED))
 
     def _prefill(self, world: World, i: int) -> World:
-        length = self.bounds.origin
         effect = self.table.row_effect(world.mode, Event.PREFILLED)
-        world = self._prefill_launch(world, Event.PREFILLED, length)
-        r = world.rows[i]
-        row = self.table.row(effect, r.launched._replace(reserved=length), Arg(length=length))
-        row = grown(row, NOTHING, length)
-        r = Request(Stage.RUNNING, world.state.t_launched, 0, 0, 0, 0, row, row)
-        return self.fact(put(world, i, r), Event.MERGED)
+        r = self._computed(world.rows[i], effect, self.bounds.origin)
+        row = r.settled
+        world = self._prefill_launch(world, Event.PREFILLED, row.committed)
+        r = r._replace(stage=Stage.RUNNING, base=world.state.t_launched)
+        world = self.fact(put(world, i, r), Event.MERGED)
+        return world._replace(cached=inserted(world.cached, row.committed, row.covered))
+
+    def _computed(self, r: Request, effect: str, tokens: int) -> Request:
+        """Target and draft computed `tokens` more of a prompt."""
+        before, length = r.launched, r.launched.committed + tokens
+        row = self.table.row(effect, before._replace(reserved=length), Arg(length=length))
+        row = grown(row, before, tokens)
+        if not insertion_covered(INT, row.covered, before.covered + tokens):
+            text = f"{row.covered} count as covered, {before.covered} of the prefix are"
+            raise Broken("I15", f"{text}, {tokens} were computed")
+        return r._replace(launched=row, settled=row)
 
     def _prefill_launch(self, world: World, event: Event, length: int) -> World:
         allowed = self.allowed(world, Phase.PREFILL)
@@ -174,10 +190,9 @@ class Environment(Deeds):
         if r.stage is not Stage.RUNNING:
             world = self.fact(world, event, Arg(oldest=world.state.oldest))
             return world._replace(rows=rest)
-        inserted = r.settled.committed - self.planner.settled_gap(r, world.state)
-        if not insertion_covered(INT, inserted, r.settled.covered):
-            text = f"{inserted} positions inserted, {r.settled.covered} covered"
-            raise Broken("I15", text)
+        length = r.settled.committed - self.planner.settled_gap(r, world.state)
+        cached = inserted(world.cached, length, min(length, r.settled.covered))
+        world = world._replace(cached=cached)
         arg = Arg(known=1, lost=r.launched.lost, oldest=oldest_without(world, [i]))
         return self.fact(self.fact(world, event, arg)._replace(rows=rest), Event.FILTERED)
 
@@ -214,4 +229,10 @@ class Environment(Deeds):
             yield Act("a speculative result", what=what), partial(self.settle, world, accepted)
 
 
-__all__ = ["Act", "Environment"]
+def inserted(cached: Cached, positions: int, covered: int) -> Cached:
+    """What the cache holds after a row left `positions` of its own there."""
+    other = Cached(positions, covered)
+    return max(cached, other, key=lambda c: (c.positions - c.covered, c.positions))
+
+
+__all__ = ["Act", "Environment", "inserted"]

@@ -11,17 +11,19 @@ import gc
 import time
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_fsm.modes import Mode
-from spec_fsm_model.claims import Broken, broken
-from spec_fsm_model.environment import Act, Environment
-from spec_fsm_model.refuses import wrongly_answered
+from spec_fsm_model.claims import Broken
+from spec_fsm_model.ranks import within
 from spec_fsm_model.rules import RULES, Rules
-from spec_fsm_model.world import Bounds, World, start
+from spec_fsm_model.world import Bounds, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from spec_fsm_model.environment import Act
+    from spec_fsm_model.ranks import TwoRanks
 
 BOUNDS = (
     Bounds("one row, pins", rows=1, failures=1, dwell=1, pins=True),
@@ -31,6 +33,7 @@ BOUNDS = (
     Bounds("three rows, no overlap", rows=3, in_flight=0),
     Bounds("one row, flushes", rows=1, failures=1, dwell=1, width=3, flush_every=2),
     Bounds("two rows, flushes, no overlap", in_flight=0, width=3, flush_every=2),
+    Bounds("two ranks, one row, no overlap", rows=1, in_flight=0, dwell=1, failures=1, skew=2),
 )
 """The bounds `model check` searches, one after the other."""
 MOST_STATES = 2_000_000
@@ -85,6 +88,7 @@ class Search:
 
     asks: whether the table is also asked, in each world, for what is wrong or wanted there.
     arcs: of each world the acts that are possible with the number of the world after.
+    environment: what can happen, if not what `bounds` say.  With two ranks a world is a `Ranks`.
     """
 
     def __init__(
@@ -94,13 +98,14 @@ class Search:
         most: int = MOST_STATES,
         *,
         asks: bool = True,
+        environment: TwoRanks | None = None,
     ) -> None:
-        self.environment = Environment(bounds, rules)
+        self.environment: Any = within(bounds, rules) if environment is None else environment
         self._asks = asks
         self.arcs: list[list[tuple[Act, int]]] = []
         self._found = Found(bounds)
         self._most = most
-        first = self.environment.canonical(start(bounds))
+        first: Any = self.environment.start
         self.worlds: list[World] = [first]
         self.index: dict[World, int] = {first: 0}
         self._parents: list[tuple[int, Act | None]] = [(-1, None)]
@@ -121,7 +126,7 @@ class Search:
         found, began = self._found, time.perf_counter()
         for i, world in enumerate(self.worlds):
             self.environment.steps.clear()
-            error = wrongly_answered(world, self.environment.table) if self._asks else None
+            error = self.environment.asked(world) if self._asks else None
             if error is not None:
                 self._refute(i, None, error)
                 break
@@ -133,7 +138,7 @@ class Search:
                 if error is not None:
                     self._refute(i, act, error)
                     break
-                arcs.append((act, self.index[after]))  # type: ignore[index]
+                arcs.append((act, self.index[after]))
             if found.broken is not None or len(self.worlds) > self._most:
                 break
         else:
@@ -150,7 +155,8 @@ class Search:
         self.worlds.append(after)
         self._parents.append((i, act))
         self._depths.append(self._depths[i] + 1)
-        return broken(after)
+        error: Broken | None = self.environment.broken(after)
+        return error
 
     def _refute(self, i: int, act: Act | None, error: Broken) -> None:
         """act: None if it is the i-th world itself in which a claim breaks."""

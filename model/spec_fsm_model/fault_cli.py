@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spec_fsm_model.mutate import Mutated
 
-_ALL_BOUNDS = {bounds.name: bounds for bounds in (SMALL, *BOUNDS)}
+_ALL_BOUNDS = {bounds.name: bounds for bounds in (SMALL, *BOUNDS) if not bounds.skew}
 
 
 def register(app: typer.Typer) -> None:

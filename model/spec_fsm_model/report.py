@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_fsm_model.claims import SAYS, Broken
-from spec_fsm_model.environment import Environment
+from spec_fsm_model.ranks import Ranks, within
 from spec_fsm_model.rules import RULES, Rules
-from spec_fsm_model.world import Stage, World, start
+from spec_fsm_model.world import Stage, World
 
 if TYPE_CHECKING:
     from spec_fsm._rules import RowState
@@ -20,15 +20,15 @@ def story(found: Found, rules: Rules = RULES) -> list[str]:
     """The counterexample of `found` line by line: each act, the edges it followed, both states."""
     if found.broken is None:
         return []
-    environment = Environment(found.bounds, rules)
-    before, after = environment.canonical(start(found.bounds)), None
+    environment: Any = within(found.bounds, rules)
+    before, after = environment.start, None
     lines = [f"counterexample within '{found.bounds.name}', {len(found.history)} acts:"]
     for number, wanted in enumerate(found.history, 1):
         if after is not None:
             before = after
         for act, outcome in environment.successors(before):
             if act == wanted:
-                after = outcome if isinstance(outcome, World) else None
+                after = None if isinstance(outcome, Broken) else outcome
                 break
             environment.steps.clear()
         edges = ", ".join(str(step) for step in environment.steps) or "no edge"
@@ -41,8 +41,12 @@ def story(found: Found, rules: Rules = RULES) -> list[str]:
     return [*lines, f"breaks {error.claim} ({SAYS[error.claim]})", f"  {error.detail}"]
 
 
-def describe(world: World) -> list[str]:
+def describe(world: World | Ranks) -> list[str]:
     """A world in words; ticks count from the last settled plain launch."""
+    if isinstance(world, Ranks):
+        acts = ", ".join(str(told.act) for told in world.told) or "nothing"
+        ahead, behind = describe(world.first), describe(world.second)
+        return ["  one rank:", *ahead, f"  another, which lacks {acts}:", *behind]
     s, waiting = world.state, world.policy
     lines = [
         f"  {world.mode.name}, pin {waiting.pin.name}, dwell {waiting.dwell}, "

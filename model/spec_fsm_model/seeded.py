@@ -1,7 +1,8 @@
 """Bugs of the reported kinds, one an invariant: each is found, and breaks that invariant alone.
 
-The table is right here; the engine around it is not.  So an invariant that no table can break by
-itself is shown to be no sentence that is always true, and each bug comes with a shortest history.
+The table is right here; the engine around it, or one of two ranks, is not.  So an invariant that no
+table can break by itself is shown to be no sentence that is always true, and each bug comes with a
+shortest history.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_fsm.invariants import INVARIANTS
-from spec_fsm.modes import Hidden, Mode, Phase, SpecInfo
+from spec_fsm.modes import Hidden, Phase, SpecInfo
 from spec_fsm_model.bugs import told
 from spec_fsm_model.engine import Engine, Flying, Held, Row
 from spec_fsm_model.environment import Act, Environment
-from spec_fsm_model.explore import Verdict
+from spec_fsm_model.explore import Search, Verdict
+from spec_fsm_model.ranks import FailsAlone, OwnClock, OwnLoad, TwoRanks
 from spec_fsm_model.report import describe
 from spec_fsm_model.world import Bounds, World, start
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 ONE = Bounds("one row", rows=1, in_flight=0)
 TWO = Bounds("two rows", in_flight=0)
+RANKS = Bounds("two ranks", rows=1, in_flight=0, dwell=1, failures=1, skew=2)
 MOST = 400_000
 """Situations a search may visit before it is given up."""
 _PLAIN = Phase.PLAIN_DECODE
@@ -61,8 +64,8 @@ class _SlotsOfAVerify(Engine):
 
 
 class _Leaks(Engine):
-    def given_back(self, row: Row, inserted: int) -> tuple[int, ...]:
-        return super().given_back(row, inserted)[:-1]
+    def given_back(self, row: Row) -> tuple[int, ...]:
+        return super().given_back(row)[:-1]
 
 
 class _NeverGrows(Engine):
@@ -101,11 +104,6 @@ class _CommitsLate(Engine):
         return held._replace(late=(*held.late, name))
 
 
-class _OwnLoad(Engine):
-    def other_rank(self, held: Held, act: Act, after: World) -> Mode:
-        return held.rank if act.name == "boundary" else after.mode
-
-
 class _OldPadding(Engine):
     def replay(self, held: Held) -> Held:
         b = len(held.batch)
@@ -120,6 +118,16 @@ class _SmallBuffers(Engine):
 class _NoStash(Engine):
     def stash(self, states: int, position: int) -> int:
         return states
+
+
+class _TargetAlone(Engine):
+    def brought(self, draft: int) -> int:
+        return 0
+
+
+class _WritesTooEarly(Engine):
+    def missing_from(self, row: Row) -> int:
+        return super().missing_from(row) - 1
 
 
 class _InsertsAll(Engine):
@@ -163,7 +171,7 @@ class Bug(NamedTuple):
     what: str
     invariant: str
     report: str
-    engine: Callable[[Bounds], Engine]
+    engine: Callable[[Bounds], Engine | TwoRanks]
     bounds: Bounds = ONE
 
 
@@ -181,11 +189,15 @@ BUGS: tuple[Bug, ...] = (
     Bug("seeds without draft KV", "I8", "VL#53420", _SeedsOnly),
     Bug("lengths that do not follow the tokens", "I9", "LC#26478", _StaleLengths),
     Bug("a result is committed for a row that left", "I10", "SG#23456", _CommitsLate),
-    Bug("a rank that goes by its own load", "I11", "SG#35898", _OwnLoad),
+    Bug("a rank that goes by its own load", "I11", "SG#35898", OwnLoad, RANKS),
+    Bug("a rank that goes by its own clock", "I11", "", OwnClock, RANKS),
+    Bug("a rebuild that fails on one rank alone", "I11", "SG#28616", FailsAlone, RANKS),
     Bug("padding of the batch before", "I12", "SG#28569", _OldPadding, TWO),
     Bug("buffers for one row", "I13", "SG#30549", _SmallBuffers, TWO),
     Bug("hidden states are not kept", "I14", "TR#16888", _NoStash),
     Bug("the prefix cache gets all there is", "I15", "VL#41838", _InsertsAll),
+    Bug("a prefix hit brings the target's KV alone", "I8", "SG#21125", _TargetAlone),
+    Bug("a rebuild that writes into the cached prefix", "I15", "", _WritesTooEarly),
     Bug("hidden states of the last token alone", "I16", "SG#26163", _LastHidden),
     Bug("a placeholder is launched", "I17", "SG#13804", _Placeholder),
     Bug("lengths on the host that lag", "I18", "", _StaleOnTheHost),
@@ -251,7 +263,10 @@ def acts(bounds: Bounds) -> Acts:
 def search(bug: Bug, most: int = MOST) -> Refuted:
     """Breadth first, up to the first act after which an invariant does not hold."""
     began, found = time.perf_counter(), Refuted(bug)
-    engine, possible = bug.engine(bug.bounds), acts(bug.bounds)
+    engine = bug.engine(bug.bounds)
+    if isinstance(engine, TwoRanks):
+        return _between_ranks(found, engine, most)
+    possible = acts(bug.bounds)
     queue = [(possible.first, Held())]
     seen, parents = set(queue), [(-1, Act(""), "")]
     for i, (world, held) in enumerate(queue):
@@ -271,6 +286,16 @@ def search(bug: Bug, most: int = MOST) -> Refuted:
     return found
 
 
+def _between_ranks(found: Refuted, ranks: TwoRanks, most: int) -> Refuted:
+    searched = Search(found.bug.bounds, most=most, environment=ranks).run()
+    found.verdict, found.states = searched.verdict, searched.states
+    found.seconds = searched.seconds
+    found.history = [(act, "") for act in searched.history]
+    if searched.broken is not None:
+        found.broken = {searched.broken.claim: searched.broken.detail}
+    return found
+
+
 def _path(parents: list[tuple[int, Act, str]], i: int) -> list[tuple[Act, str]]:
     history = []
     while i > 0:
@@ -285,7 +310,8 @@ def story(found: Refuted) -> list[str]:
     lines = [f"{bug.what}: {len(found.history)} acts"]
     if bug.report:
         lines.append(f"  as in {told(bug.report)}")
-    lines += [f"  {n:2}. {act}: {edges}" for n, (act, edges) in enumerate(found.history, 1)]
+    for n, (act, edges) in enumerate(found.history, 1):
+        lines.append(f"  {n:2}. {act}{': ' if edges else ''}{edges}")
     if found.last is not None:
         held, world = found.last
         lines += ["after it:", *describe(world), *_held(held)]
@@ -304,4 +330,16 @@ def _held(held: Held) -> list[str]:
     return [*lines, f"  engine: relay {held.relay}, lengths {held.lens}, graph {held.padding}"]
 
 
-__all__ = ["BUGS", "MOST", "ONE", "TWO", "Acts", "Bug", "Refuted", "acts", "search", "story"]
+__all__ = [
+    "BUGS",
+    "MOST",
+    "ONE",
+    "RANKS",
+    "TWO",
+    "Acts",
+    "Bug",
+    "Refuted",
+    "acts",
+    "search",
+    "story",
+]

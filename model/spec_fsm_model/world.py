@@ -19,6 +19,7 @@ from typing import NamedTuple
 from spec_fsm._rules import RowState, State
 from spec_fsm.laws import Shape
 from spec_fsm.modes import Action, Mode, Pin
+from spec_fsm.ops import Term
 
 SHAPE = Shape(topk=1, num_steps=1, num_draft_tokens=2)
 NOTHING = RowState(0, 0, 0, 0, 0, 0)
@@ -42,7 +43,8 @@ class Bounds:
     rows: requests that live at once (any number over time).  in_flight: results that may be
     unprocessed when the next launch is issued: 1 with overlap scheduling, 0 without.  failures:
     reseeds that fail in a row.  width, flush_every, slice_width: the stash, see StashConfig.  pins:
-    whether the operator pins modes.
+    whether the operator pins modes.  skew: 0 for one rank; else there are two, and one may be that
+    many acts ahead of the other.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Bounds:
     slice_width: int = 2
     dwell: int = 0
     pins: bool = False
+    skew: int = 0
     shape: Shape = SHAPE
 
     def stated(self) -> str:
@@ -62,6 +65,7 @@ class Bounds:
             f"{self.rows} at once, {self.in_flight + 1} launches in flight, stash {self.width}, "
             f"slice {self.slice_width}, flush every {self.flush_every}, dwell {self.dwell}, "
             f"{self.failures} failures in a row, pins {'yes' if self.pins else 'no'}"
+            f"{f', two ranks, {self.skew} acts apart' if self.skew else ''}"
         )
 
     @property
@@ -112,6 +116,18 @@ class PolicyState(NamedTuple):
     pin: Pin
 
 
+class Cached(NamedTuple):
+    """The prefix that the cache holds, in the scale of the row that left it there.
+
+    positions: with target KV.  covered: those of them, from the first on, that have draft KV too.
+    Of several insertions the one that lacks most, and then the longest: a request may begin with
+    any of them.
+    """
+
+    positions: Term = 0
+    covered: Term = 0
+
+
 class World(NamedTuple):
     """Everything the search distinguishes, at a moment between two acts of the server."""
 
@@ -120,6 +136,7 @@ class World(NamedTuple):
     policy: PolicyState
     rows: tuple[Request, ...]
     flights: tuple[Flight, ...]
+    cached: Cached = Cached()
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -159,7 +176,12 @@ class Canonical:
         rows = tuple(sorted(self.request(r, shift) for r in world.rows))
         state = self.state(world.state)
         flights = tuple(f._replace(point=self._tick(f.point, shift)) for f in world.flights)
-        return World(world.mode, state, world.policy, rows, flights)
+        return World(world.mode, state, world.policy, rows, flights, self._cached(world.cached))
+
+    def _cached(self, cached: Cached) -> Cached:
+        """The prefix from its end: no longer than the length every settled row reads as."""
+        back = max(0, cached.positions - self._age)
+        return Cached(cached.positions - back, max(0, cached.covered - back))
 
     def _tick(self, tick: int, shift: int) -> int:
         return max(tick - shift, -self._age)
@@ -208,6 +230,7 @@ __all__ = [
     "NOTHING",
     "TICKS",
     "Bounds",
+    "Cached",
     "Canonical",
     "Flight",
     "PolicyState",
