@@ -289,8 +289,8 @@ class Lifecycle(Reports):
             if error is not None:
                 self._violated(error)
         if self._trace is not None:
-            launch = Launch(phase, b, tokens, slots, spec_info, hidden, width)
-            self._trace.launch(self.mode, launch)
+            # A line of the trace has no width: its tokens are what it led to.
+            self._trace.launch(self.mode, Launch(phase, b, tokens, slots, spec_info, hidden))
 
     def launched(self, action: Action, rows: int, plan: Plan) -> None:
         """The decode launch of `plan` was issued for `rows` rows.

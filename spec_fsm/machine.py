@@ -42,7 +42,6 @@ class ModeMachine:
             transitions=to_transitions(),
             initial=mode.name,
             auto_transitions=False,
-            send_event=False,
         )
 
     @property

@@ -224,6 +224,10 @@ def test_what_a_refused_launch_says(
     [
         (lambda: laws.tokens(P.PREFILL, 1, TREE), "PREFILL needs a width (phase PREFILL)"),
         (
+            lambda: laws.tokens(P.SEED_EXTEND, 1, TREE),
+            "SEED_EXTEND needs a width (phase SEED_EXTEND)",
+        ),
+        (
             lambda: laws.attention_len(P.SEED_EXTEND, 9, TREE),
             "SEED_EXTEND needs a width (phase SEED_EXTEND)",
         ),

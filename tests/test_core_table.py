@@ -99,6 +99,18 @@ def test_the_machine_has_no_edge_of_its_own() -> None:
     assert not hasattr(ModeMachine(), "to_PLAIN")
 
 
+def test_an_edge_that_stays_is_an_internal_transition() -> None:
+    """`transitions` leaves no mode and enters none for an edge that stays: its `dest` is None."""
+    assert to_transitions() == [
+        {
+            "trigger": edge.event.name,
+            "source": edge.source.name,
+            "dest": None if edge.target is edge.source else edge.target.name,
+        }
+        for edge in EDGES
+    ]
+
+
 def test_diagram_draws_every_mode_edge() -> None:
     """The Mermaid diagram has one arrow a pair of modes and names each mode event's edge."""
     text = diagram()

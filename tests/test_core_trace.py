@@ -187,6 +187,40 @@ def test_lines_are_written_out_within_a_second_of_traffic(
     sink.close()
 
 
+def test_a_second_is_counted_from_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late on the clock nothing is written early, and each writing starts a new second."""
+    now = 90 * trace.FLUSH_NS
+    monkeypatch.setattr(trace.time, "monotonic_ns", lambda: now)
+    path = tmp_path / "trace.ndjson"
+    sink = FileSink(path)
+    sink.write({"kind": "start", "v": 1})
+    assert path.read_bytes() == b""
+    now += trace.FLUSH_NS
+    sink.write({"kind": "plan"})
+    assert path.read_bytes().count(b"\n") == 2
+    now += trace.FLUSH_NS - 1
+    sink.write({"kind": "plan"})
+    assert path.read_bytes().count(b"\n") == 2
+    now += 1
+    sink.write({"kind": "plan"})
+    assert path.read_bytes().count(b"\n") == 4
+    sink.close()
+
+
+def test_a_closed_sink_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` is run at the end of the process unless it ran before, and then it is not kept."""
+    kept: list[Any] = []
+    monkeypatch.setattr(trace.atexit, "register", kept.append)
+    monkeypatch.setattr(trace.atexit, "unregister", kept.remove)
+    sink = FileSink(tmp_path / "trace.ndjson")
+    assert kept == [sink.close]
+    sink.close()
+    assert kept == []
+    sink.close()
+
+
 SCRIPT = """
 import os, signal, sys, time
 from spec_fsm import FileSink

@@ -65,6 +65,22 @@ def test_every_owner_of_a_batch_field_is_reached() -> None:
     assert reached == {f"{file}|{function}" for file, function in OWNERS}
 
 
+def test_a_long_run_that_reaches_too_little_fails() -> None:
+    """Half an hour needs its steps, each edge often, and every history of the model."""
+    edges = dict.fromkeys(run.MODE_EDGES, run.LEAST_EDGE)
+    beside = {"histories": 9, "histories_known": 9, "steps": 1}
+    enough = {"steps": run.LEAST_STEPS - 1, "edges": edges}
+    assert run.short([beside, enough]) == []
+    edge = run.MODE_EDGES[2]
+    assert run.short([beside, {**enough, "edges": {**edges, edge: 49}}]) == [
+        f"the edge {edge} was taken 49 times, not 50"
+    ]
+    assert run.short([{**beside, "steps": 0}, enough]) == ["19999 steps are fewer than 20000"]
+    part = {**beside, "histories": 8}
+    assert run.short([part, enough]) == ["8 of the model's 9 histories were played"]
+    assert run.short([{"steps": 1}, enough]) == ["0 of the model's 0 histories were played"]
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_a_history_that_once_failed_passes(path: Path, tmp_path: Path) -> None:
     """Each scenario was found by the fuzzer and is run again as it was."""

@@ -1,6 +1,7 @@
 """Fuzzes one configuration in this process, and writes what it saw.
 
-The configuration `model-beside` plays histories of the formal model instead of random ones.
+The configuration `model-beside` plays histories of the formal model instead of random ones: the
+first N, or all of them, which takes as long as it takes.
 
     python -m fuzz.process NAME FOLDER [--examples N | --minutes M | --history FILE] [--seed S]
 
@@ -95,22 +96,24 @@ def replay(world: World, path: Path) -> None:
             raise
 
 
-def beside(world: World, *, examples: int, minutes: float) -> dict[str, int]:
-    """The first `examples` histories of the model, or as many as the time allows."""
+def beside(world: World, *, examples: int) -> dict[str, int]:
+    """The first `examples` histories of the model, all of them if there are fewer."""
     from fuzz.beside import Beside, histories
 
-    until = time.monotonic() + 60 * minutes if minutes else None
-    leader = Beside(world)
-    for history in histories()[:examples]:
-        if until is not None and time.monotonic() > until:
-            break
+    leader, known = Beside(world), histories()
+    for history in known[:examples]:
         try:
             leader.play(history)
         except Exception:
             if world.failure is None:
                 raise
             break
-    return {"histories": leader.histories, "acts": leader.acts, "compared": leader.compared}
+    return {
+        "histories": leader.histories,
+        "histories_known": len(known),
+        "acts": leader.acts,
+        "compared": leader.compared,
+    }
 
 
 def result(world: World) -> dict[str, Any]:
@@ -179,11 +182,11 @@ def main() -> None:
     known = {**CONFIGURATIONS, MODEL: BESIDE}
     world = start(known[chosen.name], chosen.folder)
     began, cpu = time.monotonic(), time.process_time()
-    played = {}
+    played: dict[str, int] = {}
     if chosen.history is not None:
         replay(world, chosen.history)
     elif chosen.name == MODEL:
-        played = beside(world, examples=chosen.examples, minutes=chosen.minutes)
+        played = beside(world, examples=chosen.examples)
     else:
         fuzz(world, examples=chosen.examples, minutes=chosen.minutes, seed=chosen.seed)
     spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}

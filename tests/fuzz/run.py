@@ -3,7 +3,9 @@
     python -m fuzz.run --minutes 30          # make fuzz MINUTES=30
 
 The last line is `fuzz: N steps, N examples, N edges, 0 violations`. Exit code 1 if anything was
-wrong, no step was run, or something that has to be evaluated never was.
+wrong, no step was run, or something that has to be evaluated never was; in a run of half an hour or
+more also if it reached less than such a run has to: steps, how often each edge is taken, and every
+history of the model.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ MODE_EDGES = (
     "RESEEDING LOAD_ROSE PLAIN",
     "RESEEDING RESEED_FAILED PLAIN",
 )
+LONG_RUN = 30.0
+"""Minutes from which on a run has to reach the following."""
+LEAST_STEPS, LEAST_EDGE = 20_000, 50
 START_SECONDS = 900
 """Longest a process may take beyond its own time."""
 
@@ -100,6 +105,23 @@ def unseen(results: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
+def short(results: list[dict[str, Any]]) -> list[str]:
+    """What a long run of all configurations has to reach, and did not."""
+    steps, edges = sum(found.get("steps", 0) for found in results), added(results, "edges")
+    wrong = [f"{steps} steps are fewer than {LEAST_STEPS}"] if steps < LEAST_STEPS else []
+    wrong += [
+        f"the edge {edge} was taken {edges[edge]} times, not {LEAST_EDGE}"
+        for edge in MODE_EDGES
+        if edges[edge] < LEAST_EDGE
+    ]
+    played, known = (
+        sum(found.get(what, 0) for found in results) for what in ("histories", "histories_known")
+    )
+    if played != known or not known:
+        wrong.append(f"{played} of the model's {known} histories were played")
+    return wrong
+
+
 def report(results: list[dict[str, Any]]) -> list[str]:
     """Lines that say what was covered; the last is the summary."""
     lines = []
@@ -107,6 +129,11 @@ def report(results: list[dict[str, Any]]) -> list[str]:
         if found["failure"]:
             lines.append(f"{found['name']}: failed")
             continue
+        if found["name"] == MODEL:
+            lines.append(
+                f"{MODEL}: {found['histories']} of the model's {found['histories_known']} "
+                f"histories, {found['acts']} acts, modes compared {found['compared']} times"
+            )
         lines.append(
             f"{found['name']}: {found['steps']} steps in {found['seconds']:.0f} s "
             f"({found['steps'] / found['cpu_seconds']:.0f} a CPU second), "
@@ -151,8 +178,12 @@ def main() -> None:
     seed = chosen.seed if chosen.seed is not None else int.from_bytes(os.urandom(4))
     print(f"seed {seed}, {minutes:.1f} minutes for each of {', '.join(names)}", flush=True)
     each = ["--minutes", str(minutes), "--seed", str(seed)]
-    results = run_all(dict.fromkeys(names, each), 60 * minutes)
+    # A long run plays all of the model's histories, which takes less than one's share of it.
+    long = chosen.minutes >= LONG_RUN
+    beside = [] if long else ["--examples", str(max(1, round(5 * chosen.minutes)))]
+    results = run_all({MODEL: beside, **dict.fromkeys(CONFIGURATIONS, each)}, 60 * minutes)
     wrong = [line for found in results for line in problems(found)] + unseen(results)
+    wrong += short(results) if long else []
     for line in wrong:
         print(f"wrong: {line}")
     for line in report(results):

@@ -1,0 +1,240 @@
+"""One of two tensor-parallel ranks: the real scheduler and worker on CPU, over gloo.
+
+    python rank_process.py RANK PORT FOLDER
+
+Both ranks step their loops equally often. Requests, aborts and pins are given to rank 0 alone and
+take SGLang's own way to rank 1: its broadcast at the head of each iteration. Before every forward
+of either model the ranks compare what they are about to do (I11). At the end rank 1 is made to go
+by a load of its own, which that comparison has to notice.
+
+`FOLDER/rank-N.json` receives what was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from spec_fsm_sglang import cpu_ops
+from spec_fsm_sglang.config import Config
+
+WORLD = 2
+STEPS = 210
+"""Iterations before rank 1 goes its own way; the script of `acts` ends some before them."""
+QUIET = 50
+FSM = {
+    "disable_above": 4, "enable_at": 3, "dwell": 2, "flush_every": 4, "stash_width": 64,
+    "slice_tokens": 6, "checks": True,
+}
+PINS = (0, 0, 1, 2)
+
+
+def two_ranks(rank: int) -> None:
+    """Readies this process for SGLang with two ranks on CPU, which it was not made for."""
+    cpus = sorted(os.sched_getaffinity(0))
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = f"{cpus[0]}|{cpus[-1]}"
+    cpu_ops.enable()
+    from sglang.srt import runtime_context
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.distributed.device_communicators import pynccl
+
+    def missing(*_: Any) -> None:
+        raise OSError("NCCL has nothing to do on a CPU")
+
+    # torch brings NCCL along on hosts that have no GPU, and SGLang uses what it finds.
+    pynccl.NCCLLibrary = missing
+    # Its shared-memory operators are not among the stand-ins: gloo does their work.
+    parallel_state.is_shm_available = lambda *_: False
+    placed = runtime_context.SpawnRanks
+    runtime_context.SpawnRanks = lambda **_: placed(world_rank=rank, gpu_id=rank)
+
+
+class Rank:
+    """One rank's engine, and what it did."""
+
+    def __init__(self, rank: int, port: int, folder: Path) -> None:
+        two_ranks(rank)
+        from sglang.srt.managers.scheduler_components import request_receiver
+
+        from spec_fsm_sglang.inprocess import Engine
+        from spec_fsm_sglang.tiny import write_pair
+
+        class Broadcasting(Engine):
+            """Takes in what SGLang's broadcast brings, at both ranks."""
+
+            def _ingest(self, stop_at_pause: bool = False) -> list[Any]:
+                self._loop.wait_for_step()
+                ingest = type(self.scheduler).ingest_requests
+                return list(ingest(self.scheduler, stop_at_pause))
+
+        def pull(_receiver: Any) -> list[Any] | None:
+            if rank:
+                return None
+            requests, self.engine._inbox = self.engine._inbox, []
+            return requests
+
+        request_receiver.SchedulerRequestReceiver._pull_raw_reqs = pull
+        self.rank = rank
+        self.pair = write_pair(folder / f"pair-{rank}")
+        self.engine = Broadcasting(
+            model=self.pair.target, draft=self.pair.eagle3, tp_size=WORLD, nccl_port=port,
+            max_total_tokens=4000, chunked_prefill_size=24,
+        )
+        self.worker = self.engine.scheduler.model_worker
+        self.fsm = self.worker.spec_fsm
+        self.lifecycle = self.fsm.lifecycle
+        self.prompts: dict[str, list[int]] = {}
+        self.modes: list[str] = []
+        self.forwards: list[list[Any]] = []
+        for name, runner in (
+            ("target", self.worker.target_worker.model_runner),
+            ("draft", self.worker.draft_worker.draft_runner),
+        ):
+            runner.forward = self._compared(name, runner.forward)
+
+    def _compared(self, model: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward`, run only if both ranks are about to run the same one in the same mode."""
+        import torch.distributed as dist
+        from sglang.srt.runtime_context import get_parallel
+
+        from spec_fsm import ShapeViolation
+
+        group = get_parallel().tp_group.cpu_group
+        lifecycle = self.lifecycle
+
+        def compared(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            mine = [
+                lifecycle.mode.name, lifecycle.pin.name, model, batch.forward_mode.name,
+                batch.batch_size, batch.input_ids.numel(),
+            ]
+            both: list[Any] = [None] * WORLD
+            dist.all_gather_object(both, mine, group=group)
+            lifecycle.checks.count("I11")
+            if both[0] != both[1]:
+                lifecycle._violated(
+                    ShapeViolation(
+                        "the ranks do not agree", mode=lifecycle.mode, invariant="I11",
+                        observed=both[1], expected=both[0],
+                    )
+                )
+            self.forwards.append(mine)
+            return forward(batch, *args, **kwargs)
+
+        return compared
+
+    def play(self) -> None:
+        """The whole script; at rank 0 what it asks for is put into the engine."""
+        todo = acts(random.Random(11))
+        for step in range(STEPS):
+            if self.rank == 0 and step < STEPS - QUIET:
+                for name, *arguments in next(todo):
+                    getattr(self, name)(*arguments)
+            if self.rank == 0 and step == STEPS - QUIET:
+                self.pin(0)
+            self.engine.step()
+            self.modes.append(self.lifecycle.mode.name)
+
+    def admit(self, prompt: list[int], tokens: int) -> None:
+        """A request."""
+        rid = self.engine.submit(prompt, max_new_tokens=tokens, rid=f"q{len(self.prompts):03}")
+        self.prompts[rid] = prompt
+
+    def abort(self, which: int) -> None:
+        """One of the unfinished requests is given up."""
+        alive = [rid for rid in self.prompts if not self.engine.outputs[rid].finished]
+        if alive:
+            self.engine.abort(alive[which % len(alive)])
+
+    def pin(self, code: int) -> None:
+        """What `spec-fsm pin` sends."""
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        self.engine.send(SetInternalStateReq(server_args={"spec_fsm_pin": code}))
+
+    def part(self) -> str:
+        """Rank 1 sees a load of its own, and load comes: how the comparison ended it."""
+        if self.rank == 1:
+            decide, boundary = self.lifecycle.decide, self.lifecycle.boundary
+            self.lifecycle.decide = lambda load, rows: decide(min(load, 3), rows)
+            self.lifecycle.boundary = lambda load: boundary(min(load, 3))
+        else:
+            for i in range(6):
+                self.admit([5 + i, 6, 7], 12)
+        try:
+            for _ in range(12):
+                self.engine.step()
+        except Exception as error:
+            return str(error)
+        return ""
+
+    def result(self) -> dict[str, Any]:
+        """What the test compares."""
+        from spec_fsm_sglang.reference import first_difference
+
+        outputs = {rid: list(out.output_ids) for rid, out in self.engine.outputs.items()}
+        wrong = {}
+        for rid, prompt in self.prompts.items():
+            found = first_difference(self.pair.target, prompt, outputs[rid])
+            if found is not None:
+                wrong[rid] = vars(found)
+        edges = {" ".join(edge): n for edge, n in self.lifecycle.transitions.items()}
+        return {
+            "outputs": outputs,
+            "reasons": {rid: out.finished_reason for rid, out in self.engine.outputs.items()},
+            "wrong": wrong,
+            "edges": edges,
+            "modes": self.modes,
+            "forwards": list(self.forwards),
+            "idle": self.engine.idle,
+            "checks": self.lifecycle.checks.as_dict(),
+            "violations": dict(self.lifecycle.checks.violations),
+            "rows": self.lifecycle.rows,
+            "traced": self.fsm.tracing,
+        }
+
+
+def acts(draw: random.Random) -> Iterator[list[tuple[Any, ...]]]:
+    """Per step what is asked of the engine: bursts, single requests, pins and aborts at random."""
+    while True:
+        now: list[tuple[Any, ...]] = []
+        chance = draw.random()
+        if chance < 0.2:
+            for _ in range(draw.choice((1, 2, 6))):
+                prompt = [draw.randrange(3, 500) for _ in range(draw.choice((2, 9, 30)))]
+                now.append(("admit", prompt, draw.choice((1, 6, 20, 30))))
+        elif chance < 0.34:
+            now.append(("pin", draw.choice(PINS)))
+        elif chance < 0.38:
+            now.append(("abort", draw.randrange(8)))
+        yield now
+
+
+def main() -> None:
+    """One rank."""
+    rank, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    # Both ranks are told to trace, as in a server: one of them does, the other goes the quick way.
+    settings = {**FSM, "trace": str(folder / "trace.ndjson")}
+    os.environ.update(Config.of(settings).to_env())
+    one = Rank(rank, port, folder)
+    one.play()
+    seen = one.result()
+    if seen["traced"]:
+        # What follows is wrong on purpose, and will stand in the trace.
+        one.lifecycle._trace._write.__self__.flush()
+        shutil.copy(folder / "trace.ndjson", folder / "right.ndjson")
+    seen["parted"] = one.part()
+    seen["violations_after"] = dict(one.lifecycle.checks.violations)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
+    # The scheduler leaves threads behind that would keep the process.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

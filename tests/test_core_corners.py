@@ -1,0 +1,396 @@
+"""Single corners of the core: bounds met exactly, figures put wrong on purpose, trace lines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from core_support import CHAIN, HIGH, LOW, TREE, in_mode, join, launch, make, settle, snapshot, step
+from spec_fsm import (
+    Action,
+    Checks,
+    Event,
+    Hidden,
+    IllegalEvent,
+    IllegalLaunch,
+    Lifecycle,
+    ListSink,
+    Mode,
+    Phase,
+    Pin,
+    Plan,
+    Row,
+    Shape,
+    ShapeViolation,
+    SpecInfo,
+    StashConfig,
+    _runner,
+    laws,
+)
+from spec_fsm import lifecycle as lifecycle_module
+from spec_fsm._rules import Arg
+from spec_fsm.machine import diagram
+from spec_fsm.plan import PLAIN_STEP, SPECULATE
+from spec_fsm.policy import EVERYWHERE
+
+P = Phase
+
+
+def lines_of(sink: ListSink, event: str) -> list[dict[str, Any]]:
+    """The trace lines of one event, without number and time."""
+    kept = [line for line in sink.lines if line.get("event") == event]
+    return [{k: v for k, v in line.items() if k not in ("seq", "t_ns")} for line in kept]
+
+
+# -- audits -------------------------------------------------------------------------------
+
+
+def test_an_audit_gives_the_row_it_held() -> None:
+    """The row that comes back has its own two figures and the ledger's four."""
+    lifecycle = in_mode(Mode.PLAIN)
+    assert lifecycle.audit("r0", 12, 20) == Row(12, 20, 7, 7, seeded=False)
+
+
+def test_an_audit_in_spec_counts_what_was_launched() -> None:
+    """A gap in SPEC, which a right ledger cannot have, is I8 with the row and the mode."""
+    lifecycle = in_mode(Mode.SPEC)
+    ledger = lifecycle.ledger
+    ledger.t_launched = ledger.t_settled = ledger._seed_launched = 2
+    with pytest.raises(ShapeViolation, match="breaks I8") as caught:
+        lifecycle.audit("r0", 9, 20)
+    assert caught.value.mode is Mode.SPEC
+    assert caught.value.observed == Row(9, 20, 7, 7, seeded=False)
+
+
+# -- membership ---------------------------------------------------------------------------
+
+
+def test_as_many_rows_may_ride_along_as_left() -> None:
+    """Two rows that left may both be in the next launch, a third one may not."""
+    lifecycle = in_mode(Mode.PLAIN, rows=4)
+    for rid in ("r0", "r1"):
+        lifecycle.left(rid, Event.FINISHED)
+    with pytest.raises(IllegalLaunch, match="observed 5 rows"):
+        lifecycle.plan_decode(5)
+    assert lifecycle.plan_decode(4) is PLAIN_STEP
+
+
+def test_as_many_rows_may_sit_out_as_leave() -> None:
+    """Two rows sit out a launch: both must have left before the next, not only one."""
+    lifecycle = in_mode(Mode.PLAIN, rows=4)
+    lifecycle.launched(Action.PLAIN, 2, PLAIN_STEP)
+    lifecycle.left("r0", Event.FINISHED)
+    with pytest.raises(IllegalLaunch, match="2 left out before"):
+        lifecycle.plan_decode(3)
+    lifecycle.left("r1", Event.FINISHED)
+    assert lifecycle.plan_decode(2) is PLAIN_STEP
+
+
+def test_membership_lines_of_a_trace() -> None:
+    """A row that comes, leaves or is made lost leaves its figures in the trace."""
+    sink = ListSink()
+    lifecycle = in_mode(Mode.PLAIN, trace=sink)
+    lifecycle.chunked("new", 3)
+    lifecycle.joined("new", 5)
+    lifecycle.left("r0", Event.RETRACTED)
+    lifecycle.noted(Event.MERGED, 2)
+    lifecycle.weights_changed()
+    same = {"kind": "event", "mode": "PLAIN", "to": "PLAIN", "unsettled": 0}
+    chunk = {"event": "PREFILLED_CHUNK", "rows": 2, "rid": "new", "committed": 3}
+    assert lines_of(sink, "PREFILLED_CHUNK") == [{**same, **chunk}]
+    joined = {"event": "PREFILLED", "rows": 3, "rid": "new", "committed": 5}
+    assert lines_of(sink, "PREFILLED")[-1] == {**same, **joined}
+    left = {"event": "RETRACTED", "rows": 2, "rid": "r0", "gap": 5}
+    assert lines_of(sink, "RETRACTED") == [{**same, **left}]
+    assert lines_of(sink, "MERGED") == [{**same, "event": "MERGED", "rows": 2, "batch": 2}]
+    changed = {"event": "WEIGHTS_CHANGED", "rows": 2, "lost": 1}
+    assert lines_of(sink, "WEIGHTS_CHANGED") == [{**same, **changed}]
+
+
+def test_the_effects_are_given_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters that the table's effect gives for new weights are those the ledger has then."""
+    lifecycle = in_mode(Mode.PLAIN)
+    lifecycle.joined("new", 5)
+    given = []
+    effect = _runner.EFFECTS["ROW_LOST"]
+
+    def noted(*args: Any) -> Any:
+        given.append(effect(*args))
+        return given[-1]
+
+    monkeypatch.setattr(_runner, "EFFECTS", {**_runner.EFFECTS, "ROW_LOST": noted})
+    lifecycle.weights_changed()
+    assert given == [lifecycle.state()]
+    assert (lifecycle.lost, lifecycle.state().oldest) == (2, 5)
+
+
+# -- flushes ------------------------------------------------------------------------------
+
+
+def test_a_flush_that_was_not_carried_out_is_made_up_for() -> None:
+    """An engine that issued a plain step where a flush was due is handed the whole gap next."""
+    stash = StashConfig(width=16, flush_every=3, slice_width=4)
+    lifecycle = make(stash=stash, pin="PLAIN")
+    join(lifecycle, 2)
+    lifecycle.boundary(HIGH)
+    lifecycle.plan_decode(2)
+    for _ in range(4):
+        lifecycle.launched(Action.PLAIN, 2, PLAIN_STEP)
+    assert lifecycle.plan_decode(2) == Plan(Action.PLAIN, Mode.PLAIN, flush_upper=5)
+
+
+def test_the_plan_of_the_periodic_flush_is_made_once() -> None:
+    """Where the flush is due, each look hands out the same frozen plan."""
+    lifecycle = in_mode(Mode.PLAIN, stash=StashConfig(width=8, flush_every=3, slice_width=2))
+    while lifecycle.max_gap < 2:
+        step(lifecycle)
+    assert lifecycle.plan_decode(2) is lifecycle.plan_decode(2)
+    assert lifecycle.plan_decode(2) == Plan(Action.PLAIN, Mode.PLAIN, flush_upper=3)
+
+
+def test_a_flush_is_due_at_the_first_plain_step_if_every_step_flushes() -> None:
+    """With flush_every 1 the step after the drain flushes already."""
+    lifecycle = make(stash=StashConfig(width=8, flush_every=1, slice_width=2))
+    join(lifecycle, 1)
+    lifecycle.boundary(HIGH)
+    assert lifecycle.mode is Mode.DRAINING
+    assert lifecycle.plan_decode(1) == Plan(Action.PLAIN, Mode.PLAIN, flush_upper=1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "event", "ages"),
+    [(Mode.PLAIN, "FLUSHED", [6, 0]), (Mode.RESEEDING, "SLICE_DONE", [6, 3])],
+)
+def test_flush_lines_of_a_trace(mode: Mode, event: str, ages: list[int]) -> None:
+    """A flush in PLAIN is FLUSHED, one in RESEEDING a slice, each with its ages."""
+    sink = ListSink()
+    lifecycle = in_mode(mode, trace=sink)
+    plan = Plan(Action.PLAIN, mode, False, *ages)
+    lifecycle.launched(Action.PLAIN, 2, plan)
+    (line,) = lines_of(sink, event)
+    assert [line["upper"], line["lower"]] == ages
+    (launched,) = [li for li in lines_of(sink, "LAUNCHED") if li["flush"] == ages]
+    assert (launched["action"], launched["batch"]) == ("PLAIN", 2)
+
+
+# -- the table, followed by itself --------------------------------------------------------
+
+
+def test_any_edge_can_be_followed_by_the_table_alone() -> None:
+    """A flush told as an event is held against its guard and moves what its effect moves."""
+    lifecycle = in_mode(Mode.PLAIN)
+    with pytest.raises(IllegalEvent, match="REACHES_OLDEST"):
+        lifecycle._fire(Event.FLUSHED, Arg(upper=4, lower=2))
+    assert lifecycle.max_gap == 5
+    lifecycle._fire(Event.FLUSHED, Arg(upper=5, lower=2))
+    assert lifecycle.max_gap == 2
+
+
+def test_what_the_dwell_guard_waits_for() -> None:
+    """PLAIN waits for dwell and back-off, the other modes for the dwell; a pin skips the dwell."""
+    lifecycle = in_mode(Mode.PLAIN)
+    policy = lifecycle.policy
+    policy._dwell, policy._backoff = 2, 5
+    assert lifecycle.state().dwell == 5
+    assert [policy.waiting_for(mode) for mode in Mode] == [2, 2, 5, 2]
+    policy._dwell, policy._backoff = 5, 2
+    assert [policy.waiting_for(mode) for mode in Mode] == [5, 5, 5, 5]
+    policy.pin = Pin.SPEC
+    assert [policy.waiting_for(mode) for mode in Mode] == [0, 0, 2, 0]
+
+
+def test_nothing_is_held_at_first() -> None:
+    """A new lifecycle keeps no change from being made."""
+    assert make().held == ""
+
+
+# -- the quick way, at its bounds ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "loads"),
+    [(Mode.SPEC, (0, 5)), (Mode.PLAIN, (4, EVERYWHERE[1]))],
+)
+def test_every_load_that_changes_nothing_is_an_ordinary_step(
+    mode: Mode, loads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the least to the greatest calm load a step ends in `decide` itself, one beyond not."""
+    lifecycle = in_mode(mode, rows=2)
+    lifecycle.boundary(loads[0])
+    lifecycle.decide(loads[0], 2)
+    monkeypatch.setattr(lifecycle, "_decide", None)
+    for load in loads:
+        lifecycle.decide(load, 2)
+    for load in (loads[0] - 1, loads[1] + 1):
+        with pytest.raises(TypeError):
+            lifecycle.decide(load, 2)
+
+
+def test_nothing_is_steady_at_first() -> None:
+    """A new lifecycle has handed out nothing, and every step has to be looked at."""
+    steady = make().steady
+    found = {name: getattr(steady, name) for name in steady.__slots__}
+    assert found.pop("left") == -1
+    assert found.pop("plan") is SPECULATE
+    assert (found.pop("action"), found.pop("flush")) == (None, None)
+    assert found == dict.fromkeys(found, 0)
+
+
+def flushing(rows: int, flush_every: int = 4) -> Lifecycle:
+    """A steady PLAIN that has just flushed."""
+    stash = StashConfig(width=8, flush_every=flush_every, slice_width=2)
+    lifecycle = in_mode(Mode.PLAIN, rows=rows, stash=stash)
+    while lifecycle.decide(HIGH, rows).flush_upper == 0:
+        lifecycle.steady.processed += 1
+    return lifecycle
+
+
+@pytest.mark.parametrize("load", [4, EVERYWHERE[1]])
+def test_a_row_that_sits_out_costs_one_step_of_a_spell(
+    load: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single row left of two is a step aside at every calm load, and counts as one step."""
+    lifecycle = flushing(rows=2)
+    monkeypatch.setattr(lifecycle, "boundary", None)
+    left = lifecycle.steady.left
+    assert left > 1
+    assert lifecycle.decide(load, 1) is PLAIN_STEP
+    assert lifecycle.steady.left == left - 1
+    assert lifecycle.steady.absent == 1
+
+
+def test_a_batch_without_rows_is_refused_in_a_steady_plain() -> None:
+    """No row at all is no step aside: I7."""
+    lifecycle = flushing(rows=2)
+    with pytest.raises(IllegalLaunch, match="observed 0 rows, 0 left out before"):
+        lifecycle.decide(HIGH, 0)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_flush_that_is_due_looks_at_the_rows(rows: int) -> None:
+    """At the step of the periodic flush a batch that lacks a row is what the plain calls say, and
+    one with a stranger is refused."""
+    quick, plain = flushing(rows=3), flushing(rows=3)
+    for lifecycle in (quick, plain):
+        while lifecycle.steady.left > 0:
+            lifecycle.decide(HIGH, 3)
+    if rows == 4:
+        with pytest.raises(IllegalLaunch, match="observed 4 rows"):
+            quick.decide(HIGH, rows)
+        return
+    plan = quick.decide(HIGH, rows)
+    assert plan == plain.plan_decode(rows) == Plan(Action.PLAIN, Mode.PLAIN, flush_upper=4)
+    plain.launched(plan.action, rows, plan)
+    assert snapshot(quick) == snapshot(plain)
+    assert quick._sat_out == 1
+
+
+def test_a_spell_of_steps_is_bounded_by_the_flush_and_by_the_stash() -> None:
+    """Right after the drain the steps up to the flush are steady, or up to the stash's width."""
+    for flush_every, steady in ((4, 2), (0, 7)):
+        lifecycle = make(stash=StashConfig(width=8, flush_every=flush_every, slice_width=2))
+        join(lifecycle, 2)
+        lifecycle.boundary(HIGH)
+        assert lifecycle.decide(HIGH, 2) is PLAIN_STEP
+        assert lifecycle.steady.left == steady
+        assert (lifecycle.steady.rows_lo, lifecycle.steady.rows_hi) == (2, 2)
+
+
+@pytest.mark.parametrize("shape", [TREE, CHAIN], ids=["tree", "chain"])
+def test_lawful_launches_need_no_words(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lawful launch of fixed width is held by the dense table alone, a single row too."""
+    monkeypatch.setattr(lifecycle_module, "violation", None)
+    spec, plain = in_mode(Mode.SPEC, shape=shape), in_mode(Mode.PLAIN, shape=shape)
+    for b in (1, 2, 7):
+        for phase in (P.DRAFT, P.VERIFY, P.DRAFT_EXTEND, P.PLAIN_DECODE):
+            lifecycle = plain if phase is P.PLAIN_DECODE else spec
+            owned = {laws.slots(phase, b, shape)}
+            if phase is P.DRAFT:
+                owned.add(laws.window_slots(b, shape))
+            for slots in owned:
+                lifecycle.check_launch(
+                    phase,
+                    b,
+                    laws.tokens(phase, b, shape),
+                    slots,
+                    laws.spec_info(phase),
+                    laws.hidden(phase),
+                )
+
+
+@pytest.mark.parametrize("wrong", ["info", "hidden", "tokens", "slots", "rows", "phase"])
+def test_unlawful_launches_are_put_in_words(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong fact, whichever, leaves the dense table for the reading in words."""
+    asked = []
+    monkeypatch.setattr(lifecycle_module, "violation", lambda *facts: asked.append(facts))
+    lifecycle = in_mode(Mode.SPEC)
+    lifecycle.check_launch(
+        P.PLAIN_DECODE if wrong == "phase" else P.VERIFY,
+        0 if wrong == "rows" else 2,
+        0 if wrong == "rows" else 33 if wrong == "tokens" else 32,
+        0 if wrong == "rows" else 31 if wrong == "slots" else 32,
+        SpecInfo.DRAFT if wrong == "info" else SpecInfo.VERIFY,
+        Hidden.LAST if wrong == "hidden" else Hidden.FULL,
+    )
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"topk": -2}, {"num_steps": 0}, {"page_size": 0}])
+def test_sizes_below_one_are_no_sizes(wrong: dict[str, int]) -> None:
+    """`possible` says so of every count by itself, as the formal model reads it."""
+    sizes = {"topk": 4, "num_steps": 3, "num_draft_tokens": 4, "page_size": 1}
+    assert laws.possible(SimpleNamespace(**sizes))  # type: ignore[arg-type]
+    assert not laws.possible(SimpleNamespace(**sizes | wrong))  # type: ignore[arg-type]
+
+
+# -- counting and drawing -----------------------------------------------------------------
+
+
+def test_evaluations_add_up() -> None:
+    """Counts of one invariant add up, and those kept in bulk come on top."""
+    checks = Checks()
+    checks.count("I7")
+    checks.count("I7", 3)
+    checks.plans = 5
+    checks.launches = 7
+    assert [checks.evaluated(name) for name in ("I7", "I2", "I4")] == [9, 7, 0]
+    lifecycle = in_mode(Mode.PLAIN)
+    before = lifecycle.checks.evaluated("I7")
+    launch(lifecycle)
+    assert lifecycle.checks.evaluated("I7") == before + 1
+    settle(lifecycle)
+    step(lifecycle)
+    assert lifecycle.checks.evaluated("I7") == before + 2
+
+
+def test_the_diagram_line_by_line() -> None:
+    """The drawing has a title, the four modes, each mode edge with its guards, and its start."""
+    lines = [line.strip() for line in diagram().splitlines()]
+    assert lines[:4] == ["---", "spec-fsm", "---", "stateDiagram-v2"]
+    assert [line for line in lines if line.startswith("state ")] == [
+        f'state "{mode.name}" as {mode.name}' for mode in Mode
+    ]
+    assert [line for line in lines if line.endswith("s_active")] == ["Class SPEC s_active"]
+    assert [line for line in lines if "-->" in line] == [
+        "SPEC --> DRAINING: LOAD_ROSE [DWELL_OVER]",
+        "DRAINING --> PLAIN: DRAINED [NOTHING_UNSETTLED]",
+        "DRAINING --> SPEC: LOAD_FELL",
+        "PLAIN --> RESEEDING: LOAD_FELL [DWELL_OVER and REBUILDABLE]",
+        "RESEEDING --> RESEEDING: SLICE_DONE [REACHES_OLDEST]",
+        "RESEEDING --> SPEC: RESEEDED [REST_FITS]",
+        "RESEEDING --> PLAIN: LOAD_ROSE | RESEED_FAILED",
+        "[*] --> SPEC",
+    ]
+
+
+def test_loads_at_the_thresholds() -> None:
+    """At the threshold the mode stays, one beyond it changes, in both directions."""
+    lifecycle = in_mode(Mode.SPEC)
+    assert lifecycle.decide(5, 2) is SPECULATE
+    settle(lifecycle)
+    lifecycle.boundary(6)
+    assert lifecycle.mode is Mode.DRAINING
+    lifecycle.boundary(LOW)
+    assert lifecycle.mode is Mode.SPEC
