@@ -18,6 +18,10 @@ EOS = frozenset({1, 511})
 """What ends a text: the tiny model's own token, and its tokenizer's."""
 REGEX = "[a-f]{3}-[0-9]{2,6}"
 PENALTY = 0.4
+NEVER_COMPILED = "Aborted by AbortReq."
+"""How SGLang ends a request that is aborted while its grammar is compiled (0.5.23
+`GrammarManager.abort_requests`): it is prefilled as one token 0 without the grammar, so that the
+ordinary way ends it, and the token that gives is sent with the abort."""
 TOP_K = 4
 
 
@@ -94,12 +98,18 @@ class Judge:
                 found.append(f"{a.rid} ({a.kind}, {a.max_new_tokens} tokens asked): {problem}")
         for start in range(0, len(answered), 32):
             part = answered[start : start + 32]
-            texts = [a.prompt + list(outputs[a.rid].output_ids)[:-1] for a in part]
-            for a, logits in zip(part, logits_of(self._target, texts), strict=True):
+            prompts = [[0] if _never_compiled(outputs[a.rid]) else a.prompt for a in part]
+            texts = [
+                prompt + list(outputs[a.rid].output_ids)[:-1]
+                for a, prompt in zip(part, prompts, strict=True)
+            ]
+            found_logits = logits_of(self._target, texts)
+            for a, prompt, logits in zip(part, prompts, found_logits, strict=True):
                 output = outputs[a.rid]
-                first = len(a.prompt) - 1
+                first = len(prompt) - 1
                 logits = logits[first : first + len(output.output_ids)]
-                problem = self._tokens(a, list(output.output_ids), logits)
+                kind = "greedy" if _never_compiled(output) else a.kind
+                problem = self._tokens(a, kind, list(output.output_ids), logits)
                 problem = problem or self._logprobs(a, output, logits)
                 if problem:
                     found.append(f"{a.rid} ({a.kind}): {problem}")
@@ -114,7 +124,11 @@ class Judge:
         if reason is None:
             return "never finished"
         if reason == "abort":
-            return "" if asked.aborted else f"aborted by nobody: {output.finished_reason}"
+            if not asked.aborted:
+                return f"aborted by nobody: {output.finished_reason}"
+            if _never_compiled(output) and (asked.kind != "regex" or len(tokens) > 1):
+                return f"{len(tokens)} tokens of a request that never ran"
+            return ""
         expected = self._expected_end(asked, tokens)
         if expected is None:
             return f"ended after {len(tokens)} tokens for no reason ({reason})"
@@ -139,15 +153,15 @@ class Judge:
 
     # -- what it says ---------------------------------------------------------------------
 
-    def _tokens(self, asked: Asked, tokens: list[int], logits: torch.Tensor) -> str:
-        if asked.kind == "regex":
+    def _tokens(self, asked: Asked, kind: str, tokens: list[int], logits: torch.Tensor) -> str:
+        if kind == "regex":
             logits = _allowed_by(tokens, logits)
-        elif asked.kind == "penalty":
+        elif kind == "penalty":
             if asked.speculated:
                 return ""
             logits = logits - PENALTY * _counts(tokens, logits)
         given = logits[torch.arange(len(tokens)), torch.tensor(tokens)]
-        if asked.kind == "sampled":
+        if kind == "sampled":
             least = logits.topk(TOP_K, dim=-1).values[:, -1]
         else:
             least = logits.max(dim=-1).values
@@ -173,6 +187,11 @@ class Judge:
         expected = torch.log_softmax(logits, -1)[torch.arange(len(tokens)), tokens]
         worst = float((torch.tensor(given) - expected).abs().max())
         return f"a logprob is {worst:.3g} off" if worst > LOGPROB_ERROR else ""
+
+
+def _never_compiled(output: Any) -> bool:
+    """See `NEVER_COMPILED`."""
+    return bool((output.finished_reason or {}).get("message") == NEVER_COMPILED)
 
 
 def _counts(tokens: list[int], logits: torch.Tensor) -> torch.Tensor:

@@ -177,11 +177,15 @@ def main() -> None:
     minutes = max(0.2, chosen.minutes / -(-len(names) // 2) - 0.4)
     seed = chosen.seed if chosen.seed is not None else int.from_bytes(os.urandom(4))
     print(f"seed {seed}, {minutes:.1f} minutes for each of {', '.join(names)}", flush=True)
-    each = ["--minutes", str(minutes), "--seed", str(seed)]
+    # Seeds that differ, so that the configurations do not all play the same examples.
+    each = {
+        name: ["--minutes", str(minutes), "--seed", str(seed + (i << 20))]
+        for i, name in enumerate(CONFIGURATIONS)
+    }
     # A long run plays all of the model's histories, which takes less than one's share of it.
     long = chosen.minutes >= LONG_RUN
     beside = [] if long else ["--examples", str(max(1, round(5 * chosen.minutes)))]
-    results = run_all({MODEL: beside, **dict.fromkeys(CONFIGURATIONS, each)}, 60 * minutes)
+    results = run_all({MODEL: beside, **each}, 60 * minutes)
     wrong = [line for found in results for line in problems(found)] + unseen(results)
     wrong += short(results) if long else []
     for line in wrong:
