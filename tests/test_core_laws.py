@@ -50,6 +50,17 @@ def test_a_draft_owns_more_slots_than_it_launches_tokens() -> None:
     assert laws.window_slots(3, TREE) == laws.slots(P.DRAFT, 3, TREE)
 
 
+@pytest.mark.parametrize(
+    ("shape", "planned"),
+    [(CHAIN, True), (Shape(1, 3, 3), False), (Shape(1, 3, 2), False), (Shape(2, 3, 4), False)],
+)
+def test_a_window_is_planned_for_a_chain_that_verifies_more_than_it_drafts(
+    shape: Shape, planned: bool
+) -> None:
+    """Only a chain with more draft tokens than steps may own the verify window."""
+    assert shape.plans_window is planned
+
+
 @pytest.mark.parametrize("phase", [P.PREFILL, P.MIXED, P.FLUSH])
 def test_ragged_phases_take_their_total(phase: Phase) -> None:
     """Prefill, mixed and flush launch as many tokens and slots as their rows sum up to."""

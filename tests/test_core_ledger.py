@@ -114,6 +114,31 @@ def test_rows_are_lost_one_at_a_time_at_the_width() -> None:
     assert (ledger.lost, ledger.max_gap, ledger.gap("a")) == (2, 0, 4)
 
 
+def test_rows_are_looked_at_only_where_one_outgrows_the_stash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to the width a plain launch compares two integers; one further it looks for the rows."""
+    ledger = Ledger(4)
+    for _ in range(3):
+        ledger.launch_plain()
+    ledger.join("a")
+    monkeypatch.setattr(Ledger, "_drop", None)
+    assert [list(ledger.launch_plain()) for _ in range(4)] == [[]] * 4
+    with pytest.raises(TypeError):
+        ledger.launch_plain()
+
+
+def test_a_flush_that_covers_nothing_new_is_no_flush_point() -> None:
+    """Nothing is kept of a flush that ends where the last one did."""
+    ledger = Ledger(4)
+    ledger.join("a")
+    ledger.launch_plain()
+    ledger.flush(1)
+    assert not ledger.points
+    ledger.flush(0)
+    assert list(ledger.points) == [(1, 1)]
+
+
 def test_a_row_that_joins_with_a_launch_in_flight_owes_nothing_of_it() -> None:
     """The launch in flight at the join neither opens a gap for the row nor unseeds it."""
     ledger = Ledger(8)

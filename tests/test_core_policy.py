@@ -232,3 +232,10 @@ def test_equal_facts_give_equal_decisions(loads: list[int]) -> None:
             launch(lifecycle)
         assert ranks[0].mode is ranks[1].mode
         assert ranks[0].state() == ranks[1].state()
+
+
+def test_a_new_policy_waits_for_nothing() -> None:
+    """Dwell and back-off begin with what was paid for or has failed."""
+    policy = Policy(PolicyConfig(disable_above=4))
+    assert policy.waiting == 0
+    assert [policy.waiting_for(mode) for mode in Mode] == [0] * 4
