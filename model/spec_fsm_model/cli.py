@@ -1,4 +1,4 @@
-"""`spec-fsm model` and `spec-fsm trace`: a verdict each, and its exit code.
+"""`spec-fsm model`: a verdict each, and its exit code.
 
 0 proved, 1 refuted, 2 undetermined.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,24 +21,18 @@ from spec_fsm_model.fault_cli import register
 from spec_fsm_model.progress import progress_all
 from spec_fsm_model.promela import SYSTEMS
 from spec_fsm_model.report import story, write
-from spec_fsm_model.trace_check import check_file
+from spec_fsm_model.trace_cli import trace_app
 
 if TYPE_CHECKING:
     from spec_fsm_model.prove import Proof
 
 app = typer.Typer(no_args_is_help=True, help="Check the lifecycle's table, for every history.")
 register(app)
-trace_app = typer.Typer(no_args_is_help=True, help="Hold what a worker did against the table.")
 
 
 @app.callback()
 def _group() -> None:
     """Check the lifecycle's table, for every history."""
-
-
-@trace_app.callback()
-def _trace_group() -> None:
-    """Keeps `check` a sub-command while it is the only one."""
 
 
 @app.command("check")
@@ -172,34 +165,6 @@ def _show_proof(proof: Proof, console: Console) -> None:
     lines.append(f"verdict: {proof.verdict.name.lower()}, {proof.seconds:.1f} s")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-@trace_app.command("check")
-def trace_check(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A trace.")],
-    as_json: AsJson = False,
-) -> None:
-    """Replay a trace: every line is a step of the table, every launch is the law's."""
-    began = time.perf_counter()
-    found = check_file(file)
-    seconds = time.perf_counter() - began
-    lines = [
-        f"{file.name}: {found.verdict.name.lower()}, {found.lines:,} lines, "
-        f"{found.launches:,} launches, {found.lines / seconds:,.0f} lines/s"
-    ]
-    if found.bad_line >= 0:
-        lines.append(f"line {found.bad_line} (counted from 0): {found.text}")
-        lines.append(f"  the line: {json.dumps(found.line)}")
-    elif found.text:
-        lines.append(f"after the last line: {found.text}")
-    if found.expected:
-        lines.append(f"  expected: {found.expected}")
-    console = Console(stderr=as_json)
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        write([json.dumps({"file": file.name, **found.as_dict()})])
-    raise typer.Exit(int(found.verdict))
 
 
 __all__ = ["app", "trace_app"]

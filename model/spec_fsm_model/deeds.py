@@ -63,7 +63,7 @@ class Deeds:
         mode, state = self.table.step(world.mode, event, world.state, arg)
         self.steps.append(Step(world.mode, event, mode))
         policy = world.policy
-        if mode is not world.mode:
+        if mode != world.mode:
             if event not in MODE_EVENTS and (event, world.mode) != _ENDS_A_REBUILD:
                 raise Broken("KINDS", f"{event.name} leads from {world.mode.name} to {mode.name}")
             policy = self.planner.fired(policy, event, mode)
@@ -94,7 +94,7 @@ class Deeds:
         """A mode event's row effect on every running row, in one view or in both."""
 
         def covers(r: Request) -> Request:
-            if r.stage is not Stage.RUNNING:
+            if r.stage != Stage.RUNNING:
                 return r
             view = self.table.row(effect, r.settled, NO_ARG) if settled else r.settled
             return r._replace(launched=self.table.row(effect, r.launched, NO_ARG), settled=view)
@@ -138,7 +138,7 @@ class Deeds:
         flush = ""
         if plan.flush_upper:
             self.allowed(world, Phase.FLUSH)
-            event = Event.FLUSHED if world.mode is Mode.PLAIN else Event.SLICE_DONE
+            event = Event.FLUSHED if world.mode == Mode.PLAIN else Event.SLICE_DONE
             flush = self.table.row_effect(world.mode, event)
             arg = Arg(upper=plan.flush_upper, lower=plan.flush_lower)
             world = self.fact(world, event, arg)
@@ -178,10 +178,10 @@ class Deeds:
     def settle(self, world: World, accepted: tuple[int, ...]) -> World:
         """The oldest result is processed; accepted: of each of its rows, for a speculative one."""
         flight = world.flights[0]
-        plain = flight.action is Action.PLAIN
+        plain = flight.action == Action.PLAIN
         event = Event.DECODED if plain else Event.SETTLED
         effect = self.table.row_effect(world.mode, event)
-        reseed = int(flight.action is Action.RESEED)
+        reseed = 1 if flight.action == Action.RESEED else 0
         arg = Arg(point=flight.point, reseed=reseed, length=1)
         after = self.fact(world, event, arg)
         lengths = iter(accepted)
@@ -190,7 +190,7 @@ class Deeds:
             if r.flying & 1:
                 settle = self._settle_plain if plain else self._settle_speculative
                 r = settle(r, flight, effect, Arg(length=0 if plain else next(lengths)))
-            if flight.forget and r.stage is Stage.RUNNING:
+            if flight.forget and r.stage == Stage.RUNNING:
                 r = r._replace(settled=self.table.row(flight.forget, r.settled, NO_ARG))
             rows.append(r._replace(flying=r.flying >> 1))
         return after._replace(rows=tuple(rows), flights=world.flights[1:])
@@ -223,7 +223,7 @@ def put(world: World, i: int, request: Request) -> World:
 
 def takes_part(r: Request) -> bool:
     """Whether a decode launch holds the row: it decodes, and its last token is not in flight."""
-    return r.stage is Stage.RUNNING and not r.ending
+    return r.stage == Stage.RUNNING and not r.ending
 
 
 def kept_rows(world: World, without: Iterable[int] = ()) -> list[int]:
@@ -232,7 +232,7 @@ def kept_rows(world: World, without: Iterable[int] = ()) -> list[int]:
     return [
         i
         for i, r in enumerate(world.rows)
-        if r.stage is Stage.RUNNING and not r.launched.lost and i not in gone
+        if r.stage == Stage.RUNNING and not r.launched.lost and i not in gone
     ]
 
 

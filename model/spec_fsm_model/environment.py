@@ -71,7 +71,7 @@ class Environment(Deeds):
                 policy = world.policy._replace(pin=pin)
                 yield Act("pin", what=pin.name), partial(world._replace, policy=policy)
         # Not under a prompt that is being computed: the engine sees to that, it has joined no row.
-        if not any(r.stage is not Stage.RUNNING and r.settled.committed for r in world.rows):
+        if not any(r.stage != Stage.RUNNING and r.settled.committed for r in world.rows):
             yield Act("flush the prefix cache"), partial(self._cache_flushed, world)
         yield Act("load new weights"), partial(self._weights_changed, world)
 
@@ -106,7 +106,7 @@ class Environment(Deeds):
             return after
 
         def forgets(r: Request, i: int) -> Request:
-            if r.stage is not Stage.RUNNING:
+            if r.stage != Stage.RUNNING:
                 return r
             point = max(r.base, world.state.f_launched) if i in stale else r.point
             settled = r.settled if world.flights else self.table.row(forget, r.settled, NO_ARG)
@@ -128,10 +128,10 @@ class Environment(Deeds):
                 # All of what is cached, but for the one position that a prefill has to compute.
                 hit = min(world.cached.positions, self.bounds.origin - 1)
                 yield Act("admit a request", what="prefix hit"), partial(self._admit, world, hit)
-        plain_only = all(f.action is Action.PLAIN for f in world.flights)
+        plain_only = all(f.action == Action.PLAIN for f in world.flights)
         for i, r in enumerate(world.rows):
-            if r.stage is not Stage.RUNNING:
-                if r.stage is Stage.ADMITTED:
+            if r.stage != Stage.RUNNING:
+                if r.stage == Stage.ADMITTED:
                     yield Act("prefill a chunk", i), partial(self._chunk, world, i)
                 yield Act("prefill the rest", i), partial(self._prefill, world, i)
                 yield self._leave(world, i, Event.ABORTED)
@@ -187,7 +187,7 @@ class Environment(Deeds):
     def _left(self, world: World, i: int, event: Event) -> World:
         r = world.rows[i]
         rest = (*world.rows[:i], *world.rows[i + 1 :])
-        if r.stage is not Stage.RUNNING:
+        if r.stage != Stage.RUNNING:
             world = self.fact(world, event, Arg(oldest=world.state.oldest))
             return world._replace(rows=rest)
         length = r.settled.committed - self.planner.settled_gap(r, world.state)
@@ -201,7 +201,7 @@ class Environment(Deeds):
     def _launches(self, world: World) -> Iterator[tuple[Act, Callable[[], World]]]:
         if not any(takes_part(r) for r in world.rows):
             return
-        if world.mode is Mode.DRAINING:
+        if world.mode == Mode.DRAINING:
             if not world.flights:
                 yield Act("go on after the drain"), partial(self.drained, world)
             return
@@ -219,10 +219,10 @@ class Environment(Deeds):
                 yield Act("the reseed fails"), partial(self.fact, world, Event.RESEED_FAILED)
 
     def _results(self, world: World) -> Iterator[tuple[Act, Callable[[], World]]]:
-        if world.flights[0].action is Action.PLAIN:
+        if world.flights[0].action == Action.PLAIN:
             yield Act("a plain result"), partial(self.settle, world, ())
             return
-        rows = sum(r.flying & 1 for r in world.rows)
+        rows = len([r for r in world.rows if r.flying & 1])
         # The fewest and the most tokens a row can accept, in every combination.
         for accepted in product((1, self.bounds.shape.num_steps + 1), repeat=rows):
             what = f"accepted {', '.join(str(n) for n in accepted) or 'by rows that left'}"

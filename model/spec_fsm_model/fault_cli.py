@@ -92,6 +92,14 @@ def model_sequences(
     write([f"{len(written) - 1} histories within '{bounds}' in {out}"])
 
 
+def _texts() -> Iterator[tuple[str, str]]:
+    """The Promela models by name."""
+    from spec_fsm_model import export, promela
+
+    yield from ((system.name, system.export()) for system in promela.SYSTEMS)
+    yield from ((bounds.name, export.export(bounds).promela) for bounds in export.SEARCHES)
+
+
 def model_spin(
     required: Annotated[
         bool, typer.Option("--required", help="Fail where SPIN is not installed.")
@@ -101,14 +109,12 @@ def model_spin(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export the table to Promela and let SPIN count the same states."""
-    from spec_fsm_model.promela import SYSTEMS
-
+    """Export searches and the table to Promela and let SPIN count the same states and edges."""
     if export is not None:
         export.mkdir(parents=True, exist_ok=True)
-        for system in SYSTEMS:
-            file = export / f"{system.name.replace(' ', '_')}.pml"
-            file.write_text(system.export())
+        for name, text in _texts():
+            file = export / f"{name.replace(',', '').replace(' ', '_')}.pml"
+            file.write_text(text)
     shown = Console(stderr=as_json)
     try:
         found = spin()
@@ -118,14 +124,18 @@ def model_spin(
             write([json.dumps({"verdict": "not run", "why": str(error)})])
         raise typer.Exit(int(Verdict.UNDETERMINED) if required else 0) from None
     for f in found:
-        text = f"{f.name}: {f.states:,} states here, {f.spin:,} in SPIN, {f.pinned[0]:,} pinned"
+        here, there, pinned = (
+            f"{states:,} states and {edges:,} edges"
+            for states, edges in ((f.states, f.edges), f.spin, f.pinned)
+        )
+        text = f"{f.name}: {here} here, {there} in SPIN, {pinned} pinned"
         shown.print(
             f"{text}: {f.verdict.name.lower()}, {f.seconds:.0f} s", markup=False, highlight=False
         )
     verdict = max(f.verdict for f in found)
     shown.print(f"verdict: {verdict.name.lower()}")
     if as_json:
-        counts = {f.name: {"states": f.states, "spin": f.spin} for f in found}
+        counts = {f.name: {"states": f.states, "edges": f.edges, "spin": f.spin} for f in found}
         write([json.dumps({"verdict": verdict.name.lower(), "systems": counts})])
     raise typer.Exit(int(verdict))
 

@@ -16,6 +16,8 @@ from spec_fsm.policy import Policy, PolicyConfig
 from spec_fsm_model.world import PolicyState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spec_fsm._rules import State
     from spec_fsm.laws import Shape
     from spec_fsm.modes import Event, Mode
@@ -26,14 +28,19 @@ LOADS = {"low": 1, "middle": 3, "high": 5}
 _DISABLE_ABOVE, _ENABLE_AT = 4, 2
 
 
-def plan_for(mode: Mode, gap: int, shape: Shape, config: PolicyConfig, stash: StashConfig) -> Plan:
-    """`Lifecycle.plan_decode` in `mode` (not DRAINING) with `gap` positions missing."""
+def plans(shape: Shape, config: PolicyConfig, stash: StashConfig) -> Callable[[Mode, int], Plan]:
+    """`Lifecycle.plan_decode` by mode (not DRAINING) and positions missing; each asked once."""
     lifecycle = Lifecycle(shape, Policy(config), stash)
-    lifecycle.mode = mode
     ledger = lifecycle.ledger
     ledger.join("r")
-    ledger.t_launched = ledger.t_settled = gap
-    return lifecycle.plan_decode(1)
+
+    @cache
+    def plan(mode: Mode, gap: int) -> Plan:
+        lifecycle.mode = mode
+        ledger.t_launched = ledger.t_settled = gap
+        return lifecycle.plan_decode(1)
+
+    return plan
 
 
 class Planner:
@@ -44,14 +51,10 @@ class Planner:
         self._config = PolicyConfig(_DISABLE_ABOVE, _ENABLE_AT, bounds.dwell)
         self._stash = StashConfig(bounds.width, bounds.flush_every, bounds.slice_width)
         # Bound methods cached by instance: the caches live and die with this planner.
-        self.plan = cache(self._plan)
+        self.plan = plans(bounds.shape, self._config, self._stash)
         self.due = cache(self._due)
         self.fired = cache(self._fired)
         self._gap = cache(self._settled_gap)
-
-    def _plan(self, mode: Mode, gap: int) -> Plan:
-        """`Lifecycle.plan_decode` in `mode` (not DRAINING) with `gap` positions missing."""
-        return plan_for(mode, gap, self._bounds.shape, self._config, self._stash)
 
     def _policy(self, state: PolicyState) -> Policy:
         policy = Policy(self._config)
@@ -91,4 +94,4 @@ def _read(policy: Policy) -> PolicyState:
     return PolicyState(policy._dwell, policy._backoff, policy._failures, policy.pin)
 
 
-__all__ = ["LOADS", "Planner", "plan_for"]
+__all__ = ["LOADS", "Planner", "plans"]

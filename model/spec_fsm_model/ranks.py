@@ -86,7 +86,7 @@ class TwoRanks:
         if not act.name.startswith(DECIDED):
             yield act
             return
-        mine = [a for a in self._after(ranks.second) if a.name.startswith(DECIDED)]
+        mine = [a for a in self._after(self.behind(ranks)) if a.name.startswith(DECIDED)]
         yield from mine or [Act("launch nothing")]
 
     def behind(self, ranks: Ranks) -> World:

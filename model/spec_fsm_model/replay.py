@@ -7,7 +7,6 @@ what a real worker did.
 from __future__ import annotations
 
 from collections import Counter, deque
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spec_fsm._rules import Arg, State
@@ -19,36 +18,29 @@ from spec_fsm.modes import LEAVING, MODE_EVENTS, Action, Event, Hidden, Mode, Ph
 from spec_fsm.ops import INT
 from spec_fsm.plan import StashConfig
 from spec_fsm.policy import PolicyConfig
-from spec_fsm_model.planner import plan_for
+from spec_fsm_model.planner import plans
 from spec_fsm_model.rules import RULES
+from spec_fsm_model.trace_fields import (
+    ACTIONS,
+    EVENTS,
+    HIDDEN,
+    INFOS,
+    MODE_NAMES,
+    PHASES,
+    Mismatch,
+    check_fields,
+    count,
+    named,
+    same,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from spec_fsm.plan import Plan
 
-_COMMON = frozenset({"seq", "t_ns", "kind", "event", "mode", "to", "rows", "unsettled"})
-_SETTLED = frozenset({"action", "batch"})
-_SAYS: dict[Event, frozenset[str]] = {
-    Event.LOAD_ROSE: frozenset({"load"}),
-    Event.LOAD_FELL: frozenset({"load"}),
-    Event.SLICE_DONE: frozenset({"upper", "lower"}),
-    Event.RESEED_FAILED: frozenset({"why"}),
-    Event.ADMITTED: frozenset({"batch"}),
-    Event.PREFILLED_CHUNK: frozenset({"rid", "committed"}),
-    Event.PREFILLED: frozenset({"rid", "committed"}),
-    Event.LAUNCHED: frozenset({"action", "batch", "flush"}),
-    Event.SETTLED: _SETTLED,
-    Event.DECODED: _SETTLED,
-    Event.FLUSHED: frozenset({"upper", "lower"}),
-    Event.STASH_DROPPED: frozenset({"rid"}),
-    Event.FILTERED: frozenset({"batch"}),
-    Event.MERGED: frozenset({"batch"}),
-    **{event: frozenset({"rid", "gap"}) for event in LEAVING},
-    Event.WEIGHTS_CHANGED: frozenset({"lost"}),
-}
+_NO_ARG = Arg()
 _MODE_EVENTS = frozenset(MODE_EVENTS) - {Event.SLICE_DONE}
-_OPTIONAL = frozenset({"accepted", "rids"})
 _RAGGED = frozenset({Phase.PREFILL, Phase.MIXED, Phase.FLUSH})
 _OF_A_PLAN = frozenset(Phase) - {Phase.PREFILL, Phase.MIXED, Phase.IDLE}
 _PHASES = {
@@ -60,41 +52,12 @@ _OTHER_REASONS = ("row ", "results come in launch order")
 _NOT_TRACED = "DWELL_OVER"
 
 
-class Mismatch(Exception):
-    """A line is no step of the model.  text: what is wrong.  expected: what would be right."""
-
-    def __init__(self, text: str, expected: object = "") -> None:
-        self.text = text
-        self.expected = str(expected)
-        super().__init__(text, self.expected)
-
-
 class Flight(NamedTuple):
     """A decode launch in flight, as its LAUNCHED line and the flush after it told."""
 
     action: Action
     batch: int
     point: int
-
-
-def _same(what: str, observed: object, expected: object) -> None:
-    if observed != expected or type(observed) is not type(expected):
-        raise Mismatch(f"{what} is {observed!r}", f"{what} {expected!r}")
-
-
-def _count(line: dict[str, Any], name: str, least: int = 0) -> int:
-    value = line.get(name)
-    if type(value) is not int or value < least:
-        raise Mismatch(f"{name} is {value!r}", f"{name}: a whole number, {least} or more")
-    return value
-
-
-def _named(what: str, line: dict[str, Any], members: Mapping[str, Any]) -> Any:
-    try:
-        return members[line[what]]
-    except (KeyError, TypeError):
-        text = f"{what} is {line.get(what)!r}"
-        raise Mismatch(text, f"{what}: {', '.join(members)}") from None
 
 
 class Replay:
@@ -163,19 +126,18 @@ class Replay:
             raise Mismatch(f"settings: {error}", "settings a server can have") from None
         self._ledger = Ledger(stash.width)
         self._state = self._ledger.state(stash.slice_width, 0)
-        shape = self._shape
-        self._planner = cache(lambda mode, gap: plan_for(mode, gap, shape, policy, stash))
+        self._planner = plans(self._shape, policy, stash)
 
     def _in_mode(self, line: dict[str, Any]) -> None:
-        if line.get("mode") != self._mode.name:
+        if line.get("mode") != MODE_NAMES[self._mode]:
             raise Mismatch(f"mode is {line.get('mode')!r}", f"mode {self._mode.name}")
 
     # -- events ---------------------------------------------------------------------------
 
     def _event(self, line: dict[str, Any]) -> None:
-        event: Event = _named("event", line, Event.__members__)
+        event: Event = named("event", line, EVENTS)
         self._in_mode(line)
-        self._fields(event, line)
+        check_fields(event, line)
         edge = RULES.edges.get((self._mode, event))
         if edge is None:
             raise Mismatch(f"{event.name} in {self._mode.name}", "an event this mode accepts")
@@ -184,7 +146,7 @@ class Replay:
         elif event in (Event.FLUSHED, Event.SLICE_DONE, Event.STASH_DROPPED):
             raise Mismatch(f"{event.name} that no launch made", "another event")
         apply, state = self._apply.get(event), self._state
-        arg = Arg() if apply is None else apply(line, event)
+        arg = _NO_ARG if apply is None else apply(line, event)
         for name in edge.guards:
             if not RULES.guards[name](INT, state, arg):
                 raise Mismatch(f"{event.name} although {name} does not hold", f"{name} to hold")
@@ -193,20 +155,6 @@ class Replay:
         self._mode = edge.target
         self._after(event, line, state)
         self.edges[edge.source, event] += 1
-
-    def _fields(self, event: Event, line: dict[str, Any]) -> None:
-        given = line.keys() - _COMMON
-        if event in (Event.SETTLED, Event.DECODED):
-            given -= _OPTIONAL
-        if given != (says := _SAYS.get(event, frozenset())):
-            raise Mismatch(f"fields {sorted(given)}", f"fields {sorted(says)}")
-        for name in ("load", "lower", "upper", "gap", "lost"):
-            if name in says:
-                _count(line, name)
-        if "rid" in says and type(line["rid"]) is not str:
-            raise Mismatch(f"rid is {line['rid']!r}", "rid: a text")
-        if "batch" in says:
-            _count(line, "batch", int(event in (Event.LAUNCHED, Event.SETTLED, Event.DECODED)))
 
     def _take_due(self, event: Event, line: dict[str, Any]) -> None:
         due, fields = self._due[0]
@@ -222,7 +170,7 @@ class Replay:
         if event in _MODE_EVENTS and event is not Event.RESEEDED:
             self._planned = None
         self._state = state
-        if line.get("to") != self._mode.name:
+        if line.get("to") != MODE_NAMES[self._mode]:
             raise Mismatch(f"to is {line.get('to')!r}", f"to {self._mode.name}")
         if line.get("rows") != state.rows:
             raise Mismatch(f"rows is {line.get('rows')!r}", f"rows {state.rows}")
@@ -233,13 +181,13 @@ class Replay:
             raise Mismatch(f"the ledger counts {kept}", f"the table's {state}")
 
     def _prefilled(self, line: dict[str, Any], _: Event) -> Arg:
-        rid, length = line["rid"], _count(line, "committed", 1)
+        rid, length = line["rid"], count(line, "committed", 1)
         if length <= (chunk := self._chunks.pop(rid, 0)):
             raise Mismatch(f"committed is {length}", f"more than the chunk's {chunk}")
         return Arg(known=int(not self._ledger.join(rid)), length=length)
 
     def _chunk(self, line: dict[str, Any], _: Event) -> Arg:
-        rid, length = line["rid"], _count(line, "committed", 1)
+        rid, length = line["rid"], count(line, "committed", 1)
         if length <= (chunk := self._chunks.get(rid, 0)):
             raise Mismatch(f"committed is {length}", f"more than the last chunk's {chunk}")
         self._chunks[rid] = length
@@ -249,14 +197,14 @@ class Replay:
         ledger, rid = self._ledger, line["rid"]
         self._chunks.pop(rid, None)
         known, lost = int(rid in ledger), ledger.lost
-        _same("gap", line["gap"], ledger.leave(rid))
+        same("gap", line["gap"], ledger.leave(rid))
         self._departed += known
         oldest = ledger.state(0, 0).oldest
         return Arg(known=known, lost=lost - ledger.lost, oldest=oldest)
 
     def _weights(self, line: dict[str, Any], _: Event) -> Arg:
         stale = self._ledger.stale()
-        _same("lost", line["lost"], len(stale))
+        same("lost", line["lost"], len(stale))
         oldest = self._ledger.oldest_without(stale)
         self._ledger.lose(stale)
         return Arg(lost=len(stale), oldest=oldest)
@@ -265,12 +213,12 @@ class Replay:
 
     def _plan(self, line: dict[str, Any]) -> None:
         self._in_mode(line)
-        mode, rows = self._mode, _count(line, "rows", 1)
+        mode, rows = self._mode, count(line, "rows", 1)
         if mode is Mode.DRAINING:
             raise Mismatch("a plan in DRAINING", "DRAINED first")
         plan: Plan = self._planner(mode, self._ledger.max_gap)
-        _same("action", line.get("action"), plan.action.name)
-        _same("flush", line.get("flush"), [plan.flush_upper, plan.flush_lower])
+        same("action", line.get("action"), ACTIONS[plan.action])
+        same("flush", line.get("flush"), [plan.flush_upper, plan.flush_lower])
         if mode is not Mode.SPEC:
             most = self._state.rows + self._departed
             if rows > most or self._sat_out > self._departed:
@@ -287,9 +235,9 @@ class Replay:
             raise Mismatch("a launch that was not planned", "a plan before it")
         (plan, rows), self._planned = self._planned, None
         action, ledger = plan.action, self._ledger
-        _same("action", line["action"], action.name)
-        _same("batch", line["batch"], rows)
-        _same("flush", line["flush"], [plan.flush_upper, plan.flush_lower])
+        same("action", line["action"], ACTIONS[action])
+        same("batch", line["batch"], rows)
+        same("flush", line["flush"], [plan.flush_upper, plan.flush_lower])
         plain = action is Action.PLAIN
         allowed = int(_PHASES[plain] <= RULES.allowed[self._mode])
         self._sat_out = max(0, self._state.rows - rows) if plain else 0
@@ -324,9 +272,10 @@ class Replay:
             raise Mismatch(f"{event.name} with nothing in flight", "a launch before it")
         flight = self._flights.popleft()
         action, plain = flight.action, flight.action is Action.PLAIN
-        _same("event", event.name, "DECODED" if plain else "SETTLED")
-        _same("action", line["action"], action.name)
-        _same("batch", line["batch"], flight.batch)
+        if (event is Event.DECODED) is not plain:
+            same("event", event.name, "DECODED" if plain else "SETTLED")
+        same("action", line["action"], ACTIONS[action])
+        same("batch", line["batch"], flight.batch)
         most = 1 if plain else self._shape.num_steps + 1
         for n in line.get("accepted", ()):
             if type(n) is not int or not 1 <= n <= most:
@@ -348,10 +297,10 @@ class Replay:
             if type(line.get("what")) is not str or any(type(v) is not int for v in facts.values()):
                 raise Mismatch(f"an observation {line}", "a name `what` and whole numbers")
             return
-        phase: Phase = _named("phase", line, Phase.__members__)
-        b, tokens, slots = (_count(line, name) for name in ("b", "tokens", "slots"))
-        info: SpecInfo = _named("spec_info", line, SpecInfo.__members__)
-        hidden: Hidden = _named("hidden", line, Hidden.__members__)
+        phase: Phase = named("phase", line, PHASES)
+        b, tokens, slots = (count(line, name) for name in ("b", "tokens", "slots"))
+        info: SpecInfo = named("spec_info", line, INFOS)
+        hidden: Hidden = named("hidden", line, HIDDEN)
         # Of a ragged phase the width is the sum of the rows; of a seed extend, tokens by rows.
         width = tokens if phase in _RAGGED else tokens // b if b else 0
         launch = Launch(phase, b, tokens, slots, info, hidden, width)
@@ -362,11 +311,11 @@ class Replay:
         self.launches += 1
 
     def _refused(self, line: dict[str, Any]) -> None:
-        event: Event = _named("event", line, Event.__members__)
+        event: Event = named("event", line, EVENTS)
         self._in_mode(line)
         reason, edge = line.get("reason"), RULES.edges.get((self._mode, event))
         if edge is None or type(reason) is not str:
-            _same("reason", reason, RULES.refusals.get((self._mode, event), "a text"))
+            same("reason", reason, RULES.refusals.get((self._mode, event), "a text"))
         elif reason in edge.guards:
             held = reason != _NOT_TRACED and RULES.guards[reason](INT, self._state, Arg())
             if held and reason != "REACHES_OLDEST":

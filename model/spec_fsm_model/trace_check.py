@@ -17,6 +17,9 @@ not traced, so DWELL_OVER is not evaluated), and anything about tensors.
 
 from __future__ import annotations
 
+import gzip
+import shutil
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,8 +66,14 @@ class TraceChecked:
 
 
 def check_file(path: Path) -> TraceChecked:
-    """Replay a trace file."""
-    return check_lines(read_trace(path))
+    """Replay a trace file, which may be in gzip (`.gz`)."""
+    if path.suffix != ".gz":
+        return check_lines(read_trace(path))
+    with tempfile.NamedTemporaryFile(suffix=".ndjson") as plain:
+        with gzip.open(path) as packed:
+            shutil.copyfileobj(packed, plain)
+        plain.flush()
+        return check_lines(read_trace(plain.name))
 
 
 def check_lines(lines: Iterable[dict[str, Any]]) -> TraceChecked:

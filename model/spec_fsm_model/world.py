@@ -19,7 +19,7 @@ from typing import NamedTuple
 from spec_fsm._rules import RowState, State
 from spec_fsm.laws import Shape
 from spec_fsm.modes import Action, Mode, Pin
-from spec_fsm.ops import Term
+from spec_fsm.ops import INT, Ops, Term
 
 SHAPE = Shape(topk=1, num_steps=1, num_draft_tokens=2)
 NOTHING = RowState(0, 0, 0, 0, 0, 0)
@@ -141,7 +141,7 @@ class World(NamedTuple):
     @property
     def running(self) -> tuple[Request, ...]:
         """The requests that decode."""
-        return tuple(r for r in self.rows if r.stage is Stage.RUNNING)
+        return tuple(r for r in self.rows if r.stage == Stage.RUNNING)
 
 
 def start(bounds: Bounds) -> World:
@@ -165,6 +165,8 @@ TICKS = (
 class Canonical:
     """Brings worlds into the form described above; remembers the parts it has seen."""
 
+    ops: Ops = INT
+
     def __init__(self, bounds: Bounds) -> None:
         self._age = bounds.origin
         self._requests: dict[tuple[Request, int], Request] = {}
@@ -180,11 +182,12 @@ class Canonical:
 
     def _cached(self, cached: Cached) -> Cached:
         """The prefix from its end: no longer than the length every settled row reads as."""
-        back = max(0, cached.positions - self._age)
-        return Cached(cached.positions - back, max(0, cached.covered - back))
+        back = self.ops.max(0, cached.positions - self._age)
+        return Cached(cached.positions - back, self.ops.max(0, cached.covered - back))
 
     def _tick(self, tick: int, shift: int) -> int:
-        return max(tick - shift, -self._age)
+        shifted: int = self.ops.max(tick - shift, -self._age)
+        return shifted
 
     def state(self, state: State) -> State:
         """Counters with ticks counted from `t_settled`; the dwell is the policy's, and 0 here."""
@@ -207,7 +210,7 @@ class Canonical:
         return found
 
     def _request(self, r: Request, shift: int) -> Request:
-        if r.stage is not Stage.RUNNING:
+        if r.stage != Stage.RUNNING:
             return r
         back = r.settled.committed - self._age
         return r._replace(
@@ -220,7 +223,7 @@ class Canonical:
     def _row(self, row: RowState, back: int) -> RowState:
         return row._replace(
             committed=row.committed - back,
-            covered=max(0, row.covered - back),
+            covered=self.ops.max(0, row.covered - back),
             stashed=row.stashed - back,
             reserved=row.reserved - back,
         )
