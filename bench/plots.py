@@ -24,17 +24,20 @@ def result(name: str) -> dict[str, Any]:
 
 def plain(axes: Axes) -> None:
     """Tokens a second of each arm, as a share of the plain server's, by requests."""
-    rows = result("plain-gpu")["results"]
-    sizes = [row["requests"] for row in rows]
-    for arm in rows[0]["arms"]:
-        if arm == "plain server":
-            continue
-        share = [
-            row["arms"][arm]["steady_tokens_per_s"]
-            / row["arms"]["plain server"]["steady_tokens_per_s"]
-            for row in rows
-        ]
-        axes.plot(sizes, share, marker="o", label=arm.replace("adaptive", "SGLang adaptive,"))
+    sizes: list[int] = []
+    for backend, name in (("FlashAttention 3", "plain-gpu-fa3"), ("triton", "plain-gpu")):
+        rows = result(name)["results"]
+        sizes = [row["requests"] for row in rows]
+        for arm in rows[0]["arms"]:
+            if arm == "plain server":
+                continue
+            share = [
+                row["arms"][arm]["steady_tokens_per_s"]
+                / row["arms"]["plain server"]["steady_tokens_per_s"]
+                for row in rows
+            ]
+            label = arm.replace("adaptive", "SGLang adaptive,")
+            axes.plot(sizes, share, marker="o", label=f"{label} ({backend})")
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set(xscale="log", xlabel="requests", ylabel="steady decode, plain server = 1", ylim=0)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -44,12 +47,18 @@ def plain(axes: Axes) -> None:
 
 
 def recovery(axes: Axes) -> None:
-    """Accept length by round after a gap, ours and with an always-on draft."""
-    for row in result("recovery-gpu")["pooled"]:
+    """Accept length by round after a gap: ours, with an always-on draft, and never rebuilt."""
+    rows = [row for row in result("recovery-gpu-fa3")["pooled"] if row["strategy"] == "flush"]
+    for row in rows:
         ours, other = zip(*row["curve"], strict=True)
         rounds = range(1, len(ours) + 1)
         (line,) = axes.plot(rounds, ours, label=f"{row['spec']}, after a gap")
         axes.plot(rounds, other, "--", color=line.get_color(), label=f"{row['spec']}, always on")
+    for row in result("recovery-cpu-cold")["results"]:
+        if row["strategy"] == "cold" and row["gap"] == 64:
+            cold = [ours for ours, _ in row["curve"]]
+            label = f"{row['spec']}, gap of 64 never rebuilt (CPU)"
+            axes.plot(range(1, len(cold) + 1), cold, ":", color="grey", label=label)
     axes.set(xlabel="round after the switch", ylabel="accept length", ylim=1)
     axes.legend(fontsize=8)
     axes.set_title("speculation on again: SmolLM2-135M, gaps of 16 to 1024 tokens")

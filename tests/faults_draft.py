@@ -186,7 +186,7 @@ def stale_seed(world: World) -> None:
     """The silent kind: nothing but acceptance shows it."""
     from spec_fsm_sglang import rebuild
 
-    def wrong(_worker: Any, stash: Any, batch: Any, _committed: Any) -> None:
+    def wrong(_worker: Any, stash: Any, _host: Any, batch: Any, _committed: Any) -> None:
         stash.seeded[batch.req_pool_indices] = True
 
     rebuild.seed = wrong
@@ -198,8 +198,8 @@ def seed_off_by_one(world: World) -> None:
     from spec_fsm_sglang import rebuild
 
     def around(run: Any, *batch: Any) -> Any:
-        *what, first, committed = batch
-        return run(*what, first - 1, committed - 1)
+        *what, window = batch
+        return run(*what, type(window)(*(positions - 1 for positions in window)))
 
     wrap(rebuild, "run_draft_extend", around)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from spec_fsm.errors import ConfigError
 from spec_fsm_sglang.bench import recovery, switch
-from spec_fsm_sglang.bench.arms import pair_of, whole_numbers
+from spec_fsm_sglang.bench.arms import Stopped, keeping, pair_of, stoppable, whole_numbers
 from spec_fsm_sglang.bench.load import Measured
 from spec_fsm_sglang.bench.plain import compared, lower_bound, percentile, summary
 from spec_fsm_sglang.bench.recovery import Pair, figures
@@ -105,6 +108,17 @@ def test_switch_counts_late_launches_and_parts_windows_from_steady_steps() -> No
     assert found["rebuild_per_256"] == 0.5
 
 
+def test_time_between_tokens_is_shared_by_the_tokens_of_a_round() -> None:
+    """A round of three tokens counts three times a third; a wait without a token goes on."""
+    iterations = [
+        Iteration(5.0, "PLAIN", "", 9, 0, 1.0),  # before any switch
+        Iteration(4.0, "SPECULATE", "SPEC", 0, 0, 0.0),
+        Iteration(8.0, "SPECULATE", "SPEC", 1, 0, 3.0),
+        Iteration(9.0, "SPECULATE", "SPEC", switch.WINDOW + 1, 0, 3.0),
+    ]
+    assert switch._per_token(iterations) == [4.0, 4.0, 4.0]
+
+
 def test_bad_input_is_named_with_what_is_accepted() -> None:
     """Lists and model names that make no sense are refused in one line."""
     assert whole_numbers("--requests", "1, 8,32") == [1, 8, 32]
@@ -113,3 +127,15 @@ def test_bad_input_is_named_with_what_is_accepted() -> None:
             whole_numbers("--requests", text)
     with pytest.raises(ConfigError, match="--model gpt: accepted are smollm2, llama-8b, tiny"):
         pair_of("gpt", None)  # type: ignore[arg-type]
+
+
+def test_stopped_measurement_keeps_what_it_has() -> None:
+    """SIGTERM ends it; results found by then are kept, and without any it is an error."""
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with stoppable(), keeping([1], said.append):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert said == ["stopped by SIGTERM: what was measured until now is kept"]
+    with pytest.raises(Stopped), stoppable(), keeping([], said.append):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before

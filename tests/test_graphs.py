@@ -14,8 +14,10 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from spec_fsm import Lifecycle, Phase, Policy, PolicyConfig, Shape, ShapeViolation, StashConfig
+from spec_fsm_sglang.checks import TensorChecks
 from spec_fsm_sglang.graph_checks import look
 from spec_fsm_sglang.guard import LaunchGuard
+from spec_fsm_sglang.ownership import STRICT
 from spec_fsm_sglang.plain_graphs import SGLANG_CAP, limit_verify_graphs
 
 
@@ -114,3 +116,23 @@ def test_verify_graphs_stop_where_speculation_does(
     assert limit_verify_graphs(disable_above) == sizes
     assert max(config.decode.bs) == largest
     assert largest >= min(SGLANG_CAP, max(sizes))
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", ["device", "batch"]), ("cpu", ["batch"])])
+def test_checks_read_tensors_once_every_stream_is_done(
+    device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy taken on the forward stream is not compared before that stream has made it."""
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("device"))
+    monkeypatch.setattr(STRICT, "check_in_place", lambda _batch: seen.append("batch"))
+    worker = SimpleNamespace(device=device)
+    checks: Any = TensorChecks(SimpleNamespace(lifecycle=None, worker=worker))  # type: ignore[arg-type]
+    running = SimpleNamespace(is_empty=lambda: False, spec_info=None)
+    with pytest.raises(AttributeError):  # what comes next wants a whole batch
+        checks.at_boundary(SimpleNamespace(running_batch=running))
+    assert seen == waits
+    seen.clear()
+    with pytest.raises(AttributeError):
+        checks.before_decode(running, None)
+    assert seen == waits

@@ -34,6 +34,12 @@ class TensorChecks:
         self._controller = controller
         self._lifecycle = controller.lifecycle
         self._raises = os.environ.get("SPEC_FSM_STRICT") == "1"
+        self._on_cuda = str(controller.worker.device).startswith("cuda")
+
+    def _await_device(self) -> None:
+        """Let every stream finish: what is read here was enqueued on more than one of them."""
+        if self._on_cuda:
+            torch.cuda.synchronize()
 
     def _expect(self, invariant: str, holds: bool, detail: str) -> None:
         checks = self._lifecycle.checks
@@ -60,6 +66,7 @@ class TensorChecks:
         running = scheduler.running_batch
         if running.is_empty():
             return
+        self._await_device()
         STRICT.check_in_place(running)
         self._relay(running)
         owners = scheduler.invariant_checker._requests_owning_rows()
@@ -157,6 +164,7 @@ class TensorChecks:
 
     def before_decode(self, batch: ScheduleBatch, plan: Plan) -> None:
         """I10, I17, I18 for the decode batch that is about to be launched."""
+        self._await_device()
         STRICT.check_in_place(batch)
         gone = [req.rid for req in batch.reqs if not req.kv.holds_kv]
         self._expect("I10", not gone or len(gone) == len(batch.reqs), f"rows that left: {gone}")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,10 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+    from spec_fsm_sglang.host_lengths import HostLengths
     from spec_fsm_sglang.stash import Stash
 
 logger = logging.getLogger(__name__)
@@ -204,9 +203,10 @@ class ExtendRebuild:
     name = "extend"
     read_done = None
 
-    def __init__(self, draft_worker: EagleDraftWorker, stash: Stash) -> None:
+    def __init__(self, draft_worker: EagleDraftWorker, stash: Stash, host: HostLengths) -> None:
         self._draft_worker = draft_worker
         self._stash = stash
+        self._host = host
         self._width = draft_worker.speculative_num_draft_tokens
 
     def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
@@ -216,23 +216,37 @@ class ExtendRebuild:
         covered = self._stash.covered[rows]
         target = torch.maximum(covered, committed - lower)
         start = torch.maximum(covered, committed - upper)
+        lengths = batch.seq_lens_cpu
+        if lengths is not None:
+            start_cpu, target_cpu = self._host.flush_span(batch, lengths, upper, lower)
         for done in range(0, upper - lower, self._width):
             # Never below `covered`: what lies there may have left the ring, or belong to the
             # prefix cache (I15). From `target` on a window holds positions that are still
             # missing, whose values are right, or reserved slots that nobody reads yet.
             first = torch.minimum(start + done, target)
-            run_draft_extend(self._draft_worker, self._stash, batch, first, committed)
+            if lengths is not None:
+                lengths = torch.minimum(start_cpu + done, target_cpu)
+            window = Window(first, committed, lengths)
+            run_draft_extend(self._draft_worker, self._stash, batch, window)
         self._stash.covered[rows] = target
 
 
+class Window(NamedTuple):
+    """Where a draft extend of `num_draft_tokens` positions begins in every row, all `[b]`.
+
+    first: its first position. committed: positions with target KV; the stash knows those below.
+    first_cpu: `first` on the host, None where the batch has no lengths on the host either.
+    """
+
+    first: torch.Tensor
+    committed: torch.Tensor
+    first_cpu: torch.Tensor | None
+
+
 def run_draft_extend(
-    draft_worker: EagleDraftWorker,
-    stash: Stash,
-    batch: ScheduleBatch,
-    first: torch.Tensor,
-    committed: torch.Tensor,
+    draft_worker: EagleDraftWorker, stash: Stash, batch: ScheduleBatch, window: Window
 ) -> EagleDraftInput:
-    """One draft extend over `[first, first + num_draft_tokens)` of every row (`first`: `[b]`).
+    """One draft extend over `[first, first + num_draft_tokens)` of every row.
 
     Inputs come from the stash where the position is committed, zeros beyond: what those write
     lies in the request's reserve and is rewritten by the next draft or extend before it is
@@ -241,6 +255,7 @@ def run_draft_extend(
     """
     width = draft_worker.speculative_num_draft_tokens
     rows = batch.req_pool_indices
+    first, committed, first_cpu = window
     first = first.to(torch.int64)
     positions = first.unsqueeze(1) + torch.arange(width, device=first.device)
     known = positions < committed.to(torch.int64).unsqueeze(1)
@@ -257,9 +272,9 @@ def run_draft_extend(
     # A shallow copy: the extend rewrites a dozen fields of the batch it is given.
     view = copy.copy(batch)
     view.seq_lens = first
-    if batch.seq_lens_cpu is not None:
-        view.seq_lens_cpu = first.to("cpu")
-        view.seq_lens_sum = int(view.seq_lens_cpu.sum())
+    if first_cpu is not None:
+        view.seq_lens_cpu = first_cpu
+        view.seq_lens_sum = int(first_cpu.sum())
     view.out_cache_loc = slots_of(draft_worker, rows, positions).reshape(-1)
     draft_worker._draft_extend_for_decode(view, result)
     return result.next_draft_input
@@ -268,6 +283,7 @@ def run_draft_extend(
 def seed(
     draft_worker: EagleDraftWorker,
     stash: Stash,
+    host: HostLengths,
     batch: ScheduleBatch,
     committed: torch.Tensor,
 ) -> None:
@@ -280,7 +296,9 @@ def seed(
     seeded = stash.seeded[batch.req_pool_indices]
     committed = committed.to(torch.int64)
     first = torch.where(seeded, committed, committed - 1)
-    made = run_draft_extend(draft_worker, stash, batch, first, committed)
+    lengths = batch.seq_lens_cpu
+    first_cpu = None if lengths is None else host.seed_start(batch, lengths)
+    made = run_draft_extend(draft_worker, stash, batch, Window(first, committed, first_cpu))
     relay: EagleDraftInput = batch.spec_info
     keep = seeded.unsqueeze(1)
     relay.topk_p = torch.where(keep, relay.topk_p, made.topk_p.to(relay.topk_p.dtype))
@@ -293,29 +311,36 @@ def seed(
     stash.seeded.index_fill_(0, batch.req_pool_indices.to(torch.int64), True)
 
 
-def choose(strategy: str, draft_worker: EagleDraftWorker, stash: Stash) -> Rebuild:
+def choose(
+    strategy: str, draft_worker: EagleDraftWorker, stash: Stash, host: HostLengths
+) -> Rebuild:
     """The strategy asked for; `auto` and `warm` are `bulk` where it fits, and say where not."""
     if strategy == "cold":
         logger.warning("spec-fsm: strategy cold: draft KV is never rebuilt, acceptance will drop")
         return ColdRebuild(stash)
     if strategy == "extend":
-        return ExtendRebuild(draft_worker, stash)
+        return ExtendRebuild(draft_worker, stash, host)
     misfit = bulk_misfit(draft_worker.draft_runner.model)
     if misfit is None:
         return BulkRebuild(draft_worker, stash)
     logger.warning("spec-fsm: %s; rebuilding draft KV by draft extend instead", misfit)
-    return ExtendRebuild(draft_worker, stash)
+    return ExtendRebuild(draft_worker, stash, host)
 
 
-def warm(strategy: Rebuild, sizes: Sequence[int], flush_every: int) -> None:
-    """Run a bulk write once for every batch size, so that no request waits for a kernel to load.
+def warm(strategy: Rebuild, most: int) -> None:
+    """Run bulk writes of 1 to `most` entries, so that no request waits for a kernel to load.
 
-    All of it goes to the sink slot. `extend` runs on graphs that are warm already.
+    Which kernel multiplies the matrices depends on the number of rows, in steps that powers of two
+    and the numbers halfway between meet. All of it goes to the sink slot. `extend` runs on graphs
+    that are warm already.
     """
     if not isinstance(strategy, BulkRebuild):
         return
-    for size in sizes:
-        for ages in {max(1, flush_every), 1, 16}:
-            strategy.rehearse(size * ages)
+    entries = 1
+    while entries <= most:
+        strategy.rehearse(entries)
+        strategy.rehearse(min(most, entries + entries // 2))
+        entries *= 2
+    strategy.rehearse(most)
 
 

@@ -25,6 +25,7 @@ from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
 from spec_fsm_sglang.guard import LaunchGuard
+from spec_fsm_sglang.host_lengths import HostLengths
 from spec_fsm_sglang.stash import Stash, fit
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     stash: Stash
     rebuild: rebuild.Rebuild
     guard: LaunchGuard
+    host_lengths: HostLengths
     plain_graphs: plain_graphs.PlainGraphRunner | None = None
     _read_last_by_target = False
     _plain_sizes: Sequence[int] = ()
@@ -91,15 +93,20 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         position_bytes = rows * size * runner.dtype.itemsize
         sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes)
         self.stash = Stash(rows, sizes.width, size, runner.dtype, self.device)
-        self.rebuild = rebuild.choose(config.strategy, self.draft_worker, self.stash)
-        self.spec_fsm = Controller(self, config, sizes)
+        self.spec_fsm = fsm = Controller(self, config, sizes)
+        self.host_lengths = HostLengths(lambda: fsm.lifecycle.ledger)
+        self.rebuild = rebuild.choose(
+            config.strategy, self.draft_worker, self.stash, self.host_lengths
+        )
         self.guard = LaunchGuard(
             self.spec_fsm.lifecycle, self.speculative_num_steps, self.speculative_num_draft_tokens
         )
         self.guard.install(runner, self.draft_worker.draft_runner)
         if self.plain_graphs is not None:
             with self._rebuilding():
-                rebuild.warm(self.rebuild, self._plain_sizes, sizes.flush_every)
+                slice_entries = config.slice_width() * config.enable_threshold
+                flush_entries = sizes.flush_every * max(self._plain_sizes)
+                rebuild.warm(self.rebuild, max(slice_entries, flush_entries))
         if self.spec_fsm.checks is not None:
             self.spec_fsm.checks.watch_graphs()
         logger.info(
@@ -215,7 +222,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             with self._rebuilding():
                 committed = batch.seq_lens
                 self._flush(fsm, batch, committed, plan)
-                rebuild.seed(self.draft_worker, self.stash, batch, committed)
+                rebuild.seed(self.draft_worker, self.stash, self.host_lengths, batch, committed)
         except SpecFsmError:
             raise
         except Exception as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, SpecFsmError
 from spec_fsm.laws import Shape
 from spec_fsm_sglang import assets, smollm2
 from spec_fsm_sglang.bench.acceptance import first_turns
@@ -22,6 +23,38 @@ from spec_fsm_sglang.demo.run import HEAD
 from spec_fsm_sglang.demo.workload import chat_ids
 
 Say = Callable[[str], None]
+
+
+class Stopped(SpecFsmError):
+    """A measurement was told to end (SIGINT, SIGTERM); what it has by then is its result."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raises Stopped at the first SIGINT or SIGTERM inside the block; the next ones do nothing."""
+
+    def stop(number: int, _frame: object) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_IGN)
+        raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+    kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def keeping(found: list[Any], say: Say) -> Iterator[None]:
+    """Ends the block when the measurement is stopped, if anything was `found` by then."""
+    try:
+        yield
+    except Stopped as stop:
+        if not found:
+            raise
+        say(f"{stop}: what was measured until now is kept")
 
 MODELS: Final = ("smollm2", "llama-8b", "tiny")
 DTYPES: Final = {"cpu": "float32", "cuda": "bfloat16"}
@@ -154,10 +187,13 @@ __all__ = [
     "MODELS",
     "Bench",
     "Pair",
+    "Stopped",
     "adaptive_server",
+    "keeping",
     "pair_of",
     "plain_server",
     "spec_fsm_server",
     "started",
+    "stoppable",
     "whole_numbers",
 ]

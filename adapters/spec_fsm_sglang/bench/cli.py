@@ -19,7 +19,7 @@ from rich.table import Table
 
 from spec_fsm.errors import ConfigError
 from spec_fsm_sglang.bench.acceptance import device_of, parse_spec
-from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, whole_numbers
+from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, stoppable, whole_numbers
 
 app = typer.Typer(no_args_is_help=True, help="Measure the adapter in the real engine.")
 
@@ -153,8 +153,7 @@ def plain(  # noqa: PLR0913 -- one parameter a flag
         )
         found = _said(lambda say: bench.measure(setup, say))
     _show_plain(found, Console(stderr=as_json))
-    if as_json:
-        print(json.dumps(found))
+    _end(found, as_json)
 
 
 @app.command()
@@ -203,8 +202,7 @@ def recovery(  # noqa: PLR0913 -- one parameter a flag
         )
         found = _said(lambda say: bench.measure(setup, say))
     _show_recovery(found, Console(stderr=as_json))
-    if as_json:
-        print(json.dumps(found))
+    _end(found, as_json)
 
 
 @app.command()
@@ -240,8 +238,7 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
         Console(stderr=as_json).print(f"{name}: the host waits, times an iteration: {text or 0}")
     if found["memory"]:
         Console(stderr=as_json).print(f"memory: {found['memory']['growth']} bytes more")
-    if as_json:
-        print(json.dumps(found))
+    _end(found, as_json)
 
 
 @app.command()
@@ -262,6 +259,13 @@ def graphs(  # noqa: PLR0913 -- one parameter a flag
     if as_json:
         print(json.dumps(found))
     raise typer.Exit(0 if all(found["evaluated"].values()) and not found["violations"] else 1)
+
+
+def _end(found: dict[str, Any], as_json: bool) -> None:
+    """Print the result if it is asked for; exit code 1 for a measurement that was cut short."""
+    if as_json:
+        print(json.dumps(found))
+    raise typer.Exit(0 if found["complete"] else 1)
 
 
 def _show_rows(title: str, rows: list[dict[str, Any]], console: Console) -> None:
@@ -303,10 +307,11 @@ def _setting(  # noqa: PLR0913 -- what several commands have in common, as their
 def _said(measure: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Runs `measure` with its steps on standard error, timed; a live line on a terminal."""
     console, started = Console(stderr=True), time.monotonic()
-    if console.is_terminal:
-        with console.status("starting") as status:
-            return measure(status.update)
-    return measure(lambda text: console.print(f"{time.monotonic() - started:6.0f} s  {text}"))
+    with stoppable():
+        if console.is_terminal:
+            with console.status("starting") as status:
+                return measure(status.update)
+        return measure(lambda text: console.print(f"{time.monotonic() - started:6.0f} s  {text}"))
 
 
 def _show_plain(found: dict[str, Any], console: Console) -> None:

@@ -18,6 +18,7 @@ from spec_fsm_sglang.bench.arms import (
     Bench,
     Say,
     adaptive_server,
+    keeping,
     plain_server,
     spec_fsm_server,
     started,
@@ -49,7 +50,10 @@ class Setup:
 
 
 def measure(setup: Setup, say: Say) -> dict[str, Any]:
-    """Starts the arms, measures every size; `worst_ratio` is the smallest median of any size."""
+    """Starts the arms, measures every size; `worst_ratio` is the smallest median of any size.
+
+    Stopped before the end, it returns the sizes it has. Raises Stopped if there is none.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         servers = {
@@ -60,10 +64,13 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
             for skip in (False, True):
                 label = "adaptive step 0" + (", extend skipped" if skip else "")
                 servers[label] = adaptive_server(setup.bench, folder, skip_extend=skip)
-        with started(servers, setup.bench.logs or folder, say) as arms:
-            results = [_size(setup, arms, size, say) for size in setup.sizes]
+        results: list[dict[str, Any]] = []
+        status = None
+        with keeping(results, say), started(servers, setup.bench.logs or folder, say) as arms:
+            results.extend(_size(setup, arms, size, say) for size in setup.sizes)
             status = {name: arm.call("status") for name, arm in arms.items()}
     return {
+        "complete": status is not None,
         "worst_ratio": min(row["ratio"] for row in results),
         "worst_lower_bound": min(row["lower_bound"] for row in results),
         "results": results,

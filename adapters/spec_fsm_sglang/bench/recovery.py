@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from spec_fsm_sglang.bench.arms import Bench, Say, spec_fsm_server, started
+from spec_fsm_sglang.bench.arms import Bench, Say, keeping, spec_fsm_server, started
 
 if TYPE_CHECKING:
     from spec_fsm_sglang.inprocess import Engine
@@ -73,6 +73,7 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
     """All cells; `worst_first_rounds_ratio` is the smallest over specs and rebuilding strategies.
 
     Each result pools one spec, strategy and gap over all sizes; `pooled` one spec and strategy.
+    Stopped before the end, it pools the cells it has. Raises Stopped if there is none.
     """
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -84,7 +85,8 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
             for strategy in setup.strategies
         }
         logs = next(iter(setup.benches.values())).logs or Path(name)
-        with started(servers, logs, say) as arms:
+        complete = False
+        with keeping(cells, say), started(servers, logs, say) as arms:
             for gap in setup.gaps:
                 for size, times in setup.sizes.items():
                     say(f"gaps of {gap} tokens, {size} requests")
@@ -100,7 +102,8 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
                         cells.append(
                             {"spec": spec, "strategy": strategy, "gap": gap, "pairs": pairs}
                         )
-    return _results(cells)
+            complete = True
+    return {"complete": complete, **_results(cells)}
 
 
 def _draw(prompts: Sequence[list[int]], count: int, seed: int) -> list[list[int]]:
@@ -116,11 +119,11 @@ def _results(cells: list[dict[str, Any]]) -> dict[str, Any]:
         pooled[cell["spec"], cell["strategy"]] += cell["pairs"]
     rebuilt = [figures(pairs) for key, pairs in pooled.items() if key[1] != "cold"]
     return {
-        "worst_first_rounds_ratio": min(row["first_ratio"] for row in rebuilt),
-        "worst_first_rounds_lower_bound": min(row["first_lower_bound"] for row in rebuilt),
-        "worst_later_ratio": min(row["later_ratio"] for row in rebuilt),
-        "worst_same_text_ratio": min(
-            (row["same_text_ratio"] for row in rebuilt if row["same_text_rounds"]), default=None
+        "worst_first_rounds_ratio": _least(rebuilt, "first_ratio"),
+        "worst_first_rounds_lower_bound": _least(rebuilt, "first_lower_bound"),
+        "worst_later_ratio": _least(rebuilt, "later_ratio"),
+        "worst_same_text_ratio": _least(
+            [row for row in rebuilt if row["same_text_rounds"]], "same_text_ratio"
         ),
         "pooled": [
             {"spec": spec, "strategy": strategy, **figures(pairs)}
@@ -131,6 +134,10 @@ def _results(cells: list[dict[str, Any]]) -> dict[str, Any]:
             for (spec, strategy, gap), pairs in by_gap.items()
         ],
     }
+
+
+def _least(rows: list[dict[str, Any]], name: str) -> float | None:
+    return min((row[name] for row in rows), default=None)
 
 
 def figures(pairs: Sequence[Pair]) -> dict[str, Any]:

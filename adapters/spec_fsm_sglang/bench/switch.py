@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from spec_fsm_sglang.bench.arms import Bench, Say, spec_fsm_server, started
+from spec_fsm_sglang.bench.arms import Bench, Say, keeping, spec_fsm_server, started
 from spec_fsm_sglang.bench.load import ClosedLoop, Load
 from spec_fsm_sglang.bench.plain import percentile
 from spec_fsm_sglang.rehearsal import TOKENS, batch_sizes
@@ -38,7 +38,8 @@ WINDOW = 3
 class Iteration(msgspec.Struct, frozen=True, array_like=True):
     """One scheduler iteration: how long it took in ms, what it launched, where it lies.
 
-    pin: the mode last asked for; since: iterations since then, 0 for the first; cycle: which one.
+    pin: the mode last asked for; since: iterations since then, 0 for the first; cycle: which one;
+    tokens: put out a request, 0 where no result was read.
     """
 
     ms: float
@@ -46,6 +47,7 @@ class Iteration(msgspec.Struct, frozen=True, array_like=True):
     pin: str
     since: int
     cycle: int
+    tokens: float = 1.0
 
 
 class Cycles(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ EAGLE: Final = "SGLang EAGLE"
 def measure(setup: Setup, say: Say) -> dict[str, Any]:
     """Every size and gap, with the default flush and with the whole gap rebuilt at once.
 
-    The servers have rehearsed their switches, as `spec-fsm serve` has before it is ready.
+    The servers have rehearsed their switches, as `spec-fsm serve` has before it is ready. Stopped
+    before the end, it returns the rows it has. Raises Stopped if there is none.
     """
     widest = max(setup.gaps) + 16
     with tempfile.TemporaryDirectory() as name:
@@ -86,10 +89,12 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
             "flush": spec_fsm_server(setup.bench),
             "at once": spec_fsm_server(setup.bench, flush_every=0, stash_width=widest),
         }
-        found: list[dict[str, Any]] = []
         if setup.profile:
             servers[EAGLE] = setup.bench.engine(draft=True), {}
-        with started(servers, setup.bench.logs or Path(name), say) as arms:
+        found: list[dict[str, Any]] = []
+        memory = profiles = status = None
+        logs = setup.bench.logs or Path(name)
+        with keeping(found, say), started(servers, logs, say) as arms:
             eagle = arms.pop(EAGLE, None)
             for key, arm in arms.items():
                 say(f"rehearsing switches: {key}")
@@ -105,14 +110,19 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
                         cycles = msgspec.convert(reply, Cycles)
                         row = {"requests": size, "gap": gap, "rebuild": key}
                         found.append(row | figures(cycles, gap))
-            memory = None
             if setup.flips:
                 say(f"{setup.flips} switches")
                 load = Load(min(8, max(setup.sizes)), 4, 16, 64, setup.bench.pair.vocab)
                 memory = arms["flush"].call("flip", load=load, iterations=setup.flips)
             profiles = _profiles(setup, arms["flush"], eagle, say) if eagle else None
             status = arms["flush"].call("status")
-    return {"results": found, "memory": memory, "profiles": profiles, "status": status}
+    return {
+        "complete": status is not None,
+        "results": found,
+        "memory": memory,
+        "profiles": profiles,
+        "status": status,
+    }
 
 
 def _profiles(setup: Setup, ours: Arm, eagle: Arm, say: Say) -> dict[str, Any]:
@@ -140,6 +150,8 @@ def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
 
     window_p99: of the iterations around switches, the first one included; window_ratio: to
     plain_p99, that of steady PLAIN; first_max: the slowest iteration of the first cycle's windows.
+    window_per_token_p99 and its ratio: the same where the time is shared by the tokens a round put
+    out, which is what `sglang.bench_serving` calls inter-token latency.
     rebuild_per_256: GPU time of switching on, in plain steps, per 256 tokens of gap.
     """
     steady = [i for i in cycles.iterations if i.since > WINDOW + 2 and i.action == _DOES[i.pin]]
@@ -149,6 +161,7 @@ def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
     around = [i for i in cycles.iterations if i.since <= WINDOW and i.pin]
     window = sorted(i.ms for i in around)
     plain_p99 = percentile(plain, 0.99)
+    per_token = percentile(sorted(_per_token(cycles.iterations)), 0.99)
     step = statistics.median(plain)
     rebuild = statistics.median(cycles.rebuild_ms) if cycles.rebuild_ms else 0.0
     return {
@@ -158,10 +171,25 @@ def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
         "spec_round_ms": round(statistics.median(spec), 4) if spec else None,
         "window_p99_ms": round(percentile(window, 0.99), 4),
         "window_ratio": round(percentile(window, 0.99) / plain_p99, 4),
+        "window_per_token_p99_ms": round(per_token, 4),
+        "per_token_ratio": round(per_token / plain_p99, 4),
         "first_max_ms": round(max(i.ms for i in around if i.cycle == 0), 4),
         "rebuild_gpu_ms": round(rebuild, 4),
         "rebuild_per_256": round(rebuild / step / max(1.0, gap / 256), 4),
     }
+
+
+def _per_token(iterations: Sequence[Iteration]) -> list[float]:
+    """Time between tokens around switches, in ms, one value a token."""
+    found: list[float] = []
+    waited = 0.0
+    for iteration in iterations:
+        waited += iteration.ms
+        if iteration.tokens:
+            if iteration.since <= WINDOW and iteration.pin:
+                found += [waited / iteration.tokens] * round(iteration.tokens)
+            waited = 0.0
+    return found
 
 
 def _delay(iterations: Sequence[Iteration]) -> int:
@@ -210,21 +238,27 @@ class _Watch:
         self._pinned, self._asked = "PLAIN", ""
         self._then = 0.0
         self._action = ""
+        self._tokens = 0.0
         self._rebuilds: list[list[Any]] = [[]]
-        self._launched = self._controller.launched
+        self._launched, self._settled = self._controller.launched, self._controller.settled
         self._flush, self._reseed = self._worker._flush, self._worker._reseed
-        self._controller.launched = self._note
+        self._controller.launched, self._controller.settled = self._note, self._read
         self._worker._flush = self._timed(self._flush)
         self._worker._reseed = self._timed(self._reseed)
 
     def remove(self) -> None:
         """Stop watching."""
-        self._controller.launched = self._launched
+        self._controller.launched, self._controller.settled = self._launched, self._settled
         self._worker._flush, self._worker._reseed = self._flush, self._reseed
 
     def _note(self, batch: Any, plan: Any, result: Any) -> None:
         self._action = "PLAIN" if plan.action.name == "PLAIN" else "SPECULATE"
         self._launched(batch, plan, result)
+
+    def _read(self, batch: Any, result: Any) -> None:
+        if getattr(result, "spec_fsm_action", None) is not None:
+            self._tokens += float(result.accept_lens.float().mean())
+        self._settled(batch, result)
 
     def _timed(self, call: Any) -> Any:
         import torch
@@ -262,8 +296,9 @@ class _Watch:
         if self._then:
             ms = (now - self._then) * 1000
             self.iterations.append(
-                Iteration(ms, self._action, self._asked, self._since, self._cycle)
+                Iteration(ms, self._action, self._asked, self._since, self._cycle, self._tokens)
             )
+            self._tokens = 0.0
             self._since += 1
             reached = self._controller.lifecycle.mode.name == self._pinned
             self._in_mode = self._in_mode + 1 if reached else 0
