@@ -13,7 +13,7 @@ from spec_fsm_sglang.bench.arms import Stopped, keeping, pair_of, stoppable, who
 from spec_fsm_sglang.bench.load import Measured
 from spec_fsm_sglang.bench.plain import compared, lower_bound, percentile, summary
 from spec_fsm_sglang.bench.recovery import Pair, figures
-from spec_fsm_sglang.bench.switch import Cycles, Iteration
+from spec_fsm_sglang.bench.switch import Cycles, Output
 
 
 def run(tokens: int, seconds: float, gaps: tuple[float, ...] = (10.0,)) -> Measured:
@@ -94,29 +94,21 @@ def test_worst_ratio_leaves_the_cold_strategy_out() -> None:
     assert {row["strategy"]: row["first_ratio"] for row in found["pooled"]}["cold"] == 0.5
 
 
-def test_switch_counts_late_launches_and_parts_windows_from_steady_steps() -> None:
-    """A speculative launch after a pin to PLAIN is late; windows end `WINDOW` iterations in."""
+def test_switch_parts_windows_from_steady_steps() -> None:
+    """Windows end `WINDOW` iterations after the pin; steady outputs are of the mode asked for."""
     steady = switch.WINDOW + 3
-    iterations = [Iteration(5.0, "PLAIN", "", i, 0) for i in range(3)]
-    iterations += [Iteration(9.0, "SPECULATE", "SPEC", i, 0) for i in range(steady + 2)]
-    iterations += [Iteration(7.0, "SPECULATE", "PLAIN", 0, 1)]
-    iterations += [Iteration(5.0, "PLAIN", "PLAIN", i, 1) for i in range(1, steady + 2)]
-    found = switch.figures(Cycles(iterations, [2.5]), gap=128)
+    outputs = [Output(5.0, "PLAIN", "", i, 0) for i in range(3)]
+    outputs += [Output(9.0, "SPECULATE", "SPEC", i, 0, 3.0) for i in range(steady + 2)]
+    outputs += [Output(7.0, "SPECULATE", "PLAIN", 0, 1, 3.0)]
+    outputs += [Output(5.0, "PLAIN", "PLAIN", i, 1) for i in range(1, steady + 2)]
+    found = switch.figures(Cycles(outputs, 1, [2.5]), gap=128)
     assert found["off_delay_launches"] == 1
     assert (found["plain_step_ms"], found["spec_round_ms"]) == (5.0, 9.0)
-    assert found["window_p99_ms"] == 9.0
+    assert (found["window_p99_ms"], found["window_ratio"]) == (9.0, 1.8)
+    # A round of three tokens counts three times a third of its wait.
+    assert (found["window_per_token_p99_ms"], found["per_token_ratio"]) == (5.0, 1.0)
+    assert found["first_max_ms"] == 9.0
     assert found["rebuild_per_256"] == 0.5
-
-
-def test_time_between_tokens_is_shared_by_the_tokens_of_a_round() -> None:
-    """A round of three tokens counts three times a third; a wait without a token goes on."""
-    iterations = [
-        Iteration(5.0, "PLAIN", "", 9, 0, 1.0),  # before any switch
-        Iteration(4.0, "SPECULATE", "SPEC", 0, 0, 0.0),
-        Iteration(8.0, "SPECULATE", "SPEC", 1, 0, 3.0),
-        Iteration(9.0, "SPECULATE", "SPEC", switch.WINDOW + 1, 0, 3.0),
-    ]
-    assert switch._per_token(iterations) == [4.0, 4.0, 4.0]
 
 
 def test_bad_input_is_named_with_what_is_accepted() -> None:

@@ -13,7 +13,6 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 SPEC_STEPS = 24
 _DOES = {"PLAIN": "PLAIN", "SPEC": "SPECULATE", "": ""}
 WINDOW = 3
-"""Iterations after the mode was reached that still count as around the switch."""
+"""Iterations after the pin whose outputs count as around the switch, beside the pin's own."""
 
 
-class Iteration(msgspec.Struct, frozen=True, array_like=True):
-    """One scheduler iteration: how long it took in ms, what it launched, where it lies.
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """A decode result that reached the host: what launch it is of, and where it lies.
 
-    pin: the mode last asked for; since: iterations since then, 0 for the first; cycle: which one;
-    tokens: put out a request, 0 where no result was read.
+    ms: since the one before. action: PLAIN or SPECULATE. pin: the mode last asked for. since:
+    iterations since then, 0 for the pin's own. cycle: which one. tokens: it has for a request.
     """
 
     ms: float
@@ -51,9 +50,14 @@ class Iteration(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cycles(msgspec.Struct, frozen=True):
-    """What an arm measured. rebuild_ms: GPU time of the flushes and seeds of each switch on."""
+    """What an arm measured.
 
-    iterations: list[Iteration]
+    outputs: all, in order. late: most launches, after any pin to PLAIN, that still speculated.
+    rebuild_ms: GPU time of the flushes and seeds of each switch on.
+    """
+
+    outputs: list[Output]
+    late: int
     rebuild_ms: list[float]
 
 
@@ -146,59 +150,38 @@ def _profiles(setup: Setup, ours: Arm, eagle: Arm, say: Say) -> dict[str, Any]:
 
 
 def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
-    """Launches until each switch took effect, times between tokens in ms, GPU time of going on.
+    """Launches until each switch took effect, times between outputs in ms, GPU time of going on.
 
-    window_p99: of the iterations around switches, the first one included; window_ratio: to
-    plain_p99, that of steady PLAIN; first_max: the slowest iteration of the first cycle's windows.
-    window_per_token_p99 and its ratio: the same where the time is shared by the tokens a round put
-    out, which is what `sglang.bench_serving` calls inter-token latency.
+    window_p99: of the outputs around switches, the first one included; window_ratio: to plain_p99,
+    that of steady PLAIN; first_max: the longest wait of the first cycle's windows.
+    window_per_token_p99 and its ratio: the same where a wait is shared by the tokens it brought,
+    which is what `sglang.bench_serving` calls inter-token latency.
     rebuild_per_256: GPU time of switching on, in plain steps, per 256 tokens of gap.
     """
-    steady = [i for i in cycles.iterations if i.since > WINDOW + 2 and i.action == _DOES[i.pin]]
-    plain = sorted(i.ms for i in steady if i.pin == "PLAIN")
-    spec = sorted(i.ms for i in steady if i.pin == "SPEC")
+    steady = [o for o in cycles.outputs if o.since > WINDOW + 2 and o.action == _DOES[o.pin]]
+    plain = sorted(o.ms for o in steady if o.pin == "PLAIN")
+    spec = sorted(o.ms for o in steady if o.pin == "SPEC")
     # Before the first pin nothing is switched: the server has just been brought to PLAIN.
-    around = [i for i in cycles.iterations if i.since <= WINDOW and i.pin]
-    window = sorted(i.ms for i in around)
+    around = [o for o in cycles.outputs if o.since <= WINDOW and o.pin]
+    window_p99 = percentile(sorted(o.ms for o in around), 0.99)
+    shared = sorted(o.ms / o.tokens for o in around for _ in range(round(o.tokens)))
+    per_token = percentile(shared, 0.99)
     plain_p99 = percentile(plain, 0.99)
-    per_token = percentile(sorted(_per_token(cycles.iterations)), 0.99)
     step = statistics.median(plain)
     rebuild = statistics.median(cycles.rebuild_ms) if cycles.rebuild_ms else 0.0
     return {
-        "off_delay_launches": _delay(cycles.iterations),
+        "off_delay_launches": cycles.late,
         "plain_step_ms": round(step, 4),
         "plain_p99_ms": round(plain_p99, 4),
         "spec_round_ms": round(statistics.median(spec), 4) if spec else None,
-        "window_p99_ms": round(percentile(window, 0.99), 4),
-        "window_ratio": round(percentile(window, 0.99) / plain_p99, 4),
+        "window_p99_ms": round(window_p99, 4),
+        "window_ratio": round(window_p99 / plain_p99, 4),
         "window_per_token_p99_ms": round(per_token, 4),
         "per_token_ratio": round(per_token / plain_p99, 4),
-        "first_max_ms": round(max(i.ms for i in around if i.cycle == 0), 4),
+        "first_max_ms": round(max(o.ms for o in around if o.cycle == 0), 4),
         "rebuild_gpu_ms": round(rebuild, 4),
         "rebuild_per_256": round(rebuild / step / max(1.0, gap / 256), 4),
     }
-
-
-def _per_token(iterations: Sequence[Iteration]) -> list[float]:
-    """Time between tokens around switches, in ms, one value a token."""
-    found: list[float] = []
-    waited = 0.0
-    for iteration in iterations:
-        waited += iteration.ms
-        if iteration.tokens:
-            if iteration.since <= WINDOW and iteration.pin:
-                found += [waited / iteration.tokens] * round(iteration.tokens)
-            waited = 0.0
-    return found
-
-
-def _delay(iterations: Sequence[Iteration]) -> int:
-    """Most decode launches, after any pin to PLAIN, that still speculated."""
-    late: Counter[int] = Counter()
-    for iteration in iterations:
-        if iteration.pin == "PLAIN" and iteration.action != "PLAIN":
-            late[iteration.cycle] += 1
-    return max(late.values(), default=0)
 
 
 # In an arm's process
@@ -213,7 +196,7 @@ def rehearse(engine: Engine) -> None:
 
 
 def cycle(engine: Engine, load: Load, gap: int, cycles: int) -> Cycles:
-    """Switch off and on `cycles` times under `load`, timing every iteration."""
+    """Switch off and on `cycles` times under `load`, timing every output."""
     controller = engine.scheduler.model_worker.spec_fsm
     controller.pin(2)
     loop = ClosedLoop(engine, load)
@@ -223,22 +206,21 @@ def cycle(engine: Engine, load: Load, gap: int, cycles: int) -> Cycles:
     engine.run_freely(watch.boundary)
     watch.remove()
     loop.end()
-    return Cycles(watch.iterations, watch.rebuild_ms())
+    return Cycles(watch.outputs, max(watch.late.values(), default=0), watch.rebuild_ms())
 
 
 class _Watch:
-    """Sets the pins at boundaries and notes what each iteration launched and took."""
+    """Sets the pins at boundaries and notes what is launched and when results come."""
 
     def __init__(self, engine: Engine, gap: int, cycles: int) -> None:
-        self.iterations: list[Iteration] = []
+        self.outputs: list[Output] = []
+        self.late: Counter[int] = Counter()
         self._worker = engine.scheduler.model_worker
         self._controller = self._worker.spec_fsm
         self._left, self._gap = cycles, gap
         self._cycle = self._since = self._in_mode = 0
         self._pinned, self._asked = "PLAIN", ""
         self._then = 0.0
-        self._action = ""
-        self._tokens = 0.0
         self._rebuilds: list[list[Any]] = [[]]
         self._launched, self._settled = self._controller.launched, self._controller.settled
         self._flush, self._reseed = self._worker._flush, self._worker._reseed
@@ -252,12 +234,19 @@ class _Watch:
         self._worker._flush, self._worker._reseed = self._flush, self._reseed
 
     def _note(self, batch: Any, plan: Any, result: Any) -> None:
-        self._action = "PLAIN" if plan.action.name == "PLAIN" else "SPECULATE"
+        if self._asked == "PLAIN" and plan.action.name != "PLAIN":
+            self.late[self._cycle] += 1
         self._launched(batch, plan, result)
 
     def _read(self, batch: Any, result: Any) -> None:
-        if getattr(result, "spec_fsm_action", None) is not None:
-            self._tokens += float(result.accept_lens.float().mean())
+        now = time.perf_counter()
+        action = getattr(result, "spec_fsm_action", None)
+        if action is not None and self._then:
+            does = "PLAIN" if action.name == "PLAIN" else "SPECULATE"
+            where = (self._asked, self._since, self._cycle)
+            tokens = float(result.accept_lens.float().mean())
+            self.outputs.append(Output((now - self._then) * 1000, does, *where, tokens))
+        self._then = now
         self._settled(batch, result)
 
     def _timed(self, call: Any) -> Any:
@@ -291,17 +280,10 @@ class _Watch:
         return [sum(span) for span in spans if span]
 
     def boundary(self) -> bool:
-        """At every boundary: note the iteration that ended, set the next pin when it is time."""
-        now = time.perf_counter()
-        if self._then:
-            ms = (now - self._then) * 1000
-            self.iterations.append(
-                Iteration(ms, self._action, self._asked, self._since, self._cycle, self._tokens)
-            )
-            self._tokens = 0.0
-            self._since += 1
-            reached = self._controller.lifecycle.mode.name == self._pinned
-            self._in_mode = self._in_mode + 1 if reached else 0
+        """At every boundary: count, and set the next pin when it is time."""
+        self._since += 1
+        reached = self._controller.lifecycle.mode.name == self._pinned
+        self._in_mode = self._in_mode + 1 if reached else 0
         enough = self._gap if self._pinned == "PLAIN" else SPEC_STEPS
         if self._in_mode >= enough:
             if self._pinned == "SPEC":
@@ -314,7 +296,6 @@ class _Watch:
             self._controller.pin(1 if self._pinned == "SPEC" else 2)
             self._asked = self._pinned
             self._since = self._in_mode = 0
-        self._then = time.perf_counter()
         return True
 
 
@@ -371,7 +352,7 @@ def flip(engine: Engine, load: Load, flips: int) -> dict[str, Any]:
 __all__ = [
     "EAGLE",
     "Cycles",
-    "Iteration",
+    "Output",
     "Setup",
     "cycle",
     "figures",
