@@ -2,6 +2,9 @@
 
 SGLang allows one scheduler a process, so each configuration is one. Results are cached: tests
 that ask for the same scenario with the same configuration share a run.
+
+Every run leaves a trace, which must be a path of the model. Two kinds do not (`UNTRACED`): with a
+trace every step is told, and none is decided the quick way that servers have.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent
 TREE = {"steps": 2, "topk": 4, "num_draft_tokens": 16}
 CHAIN = {"steps": 3, "topk": 1, "num_draft_tokens": 4}
+UNTRACED = {
+    "pinned": "steady steps, which are there to be decided the quick way",
+    "naive_patch": "a launch that is refused, which a trace tells as the violation it is",
+}
 FSM = {"disable_above": 5, "dwell": 4, "checks": True}
 
 
@@ -42,11 +49,31 @@ def run(
 def _run(script: str, scenario: str, config: str) -> str:
     environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
     environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
-    with tempfile.NamedTemporaryFile(suffix=".json") as result:
-        command = [sys.executable, str(TESTS / script), scenario, config, result.name]
+    with tempfile.TemporaryDirectory() as folder:
+        result, trace = Path(folder, "result.json"), Path(folder, "trace.ndjson")
+        settings = json.loads(config)
+        traced = scenario not in UNTRACED and "trace" not in (settings["fsm"] or {"trace": 0})
+        if traced:
+            settings["fsm"]["trace"] = str(trace)
+        command = [sys.executable, str(TESTS / script), scenario, json.dumps(settings), str(result)]
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode != 0:
             raise AssertionError(f"{scenario} {config} failed:\n{done.stderr[-6000:]}")
-        return Path(result.name).read_text(encoding="utf-8")
+        if traced:
+            _check(trace, f"{scenario} {config}")
+        return result.read_text(encoding="utf-8")
+
+
+def _check(trace: Path, run: str) -> None:
+    """The trace of a run is a path of the model.
+
+    The process ends without closing it: its last second is missing, of a short run all of it.
+    """
+    from spec_fsm_model.explore import Verdict
+    from spec_fsm_model.trace_check import check_file
+
+    found = check_file(trace)
+    if found.verdict is Verdict.REFUTED:
+        raise AssertionError(f"{run}: its trace is no path of the model: {found}")
