@@ -4,8 +4,8 @@
 
 Both ranks step their loops equally often. Requests, aborts and pins are given to rank 0 alone and
 take SGLang's own way to rank 1: its broadcast at the head of each iteration. Before every forward
-of either model the ranks compare what they are about to do (I11). At the end rank 1 is made to go
-by a load of its own, which that comparison has to notice.
+of either model the ranks compare what they are about to do (I11). Some reseeds fail on rank 1
+alone. At the end rank 1 is made to go by a load of its own, which that comparison has to notice.
 
 `FOLDER/rank-N.json` receives what was seen.
 """
@@ -97,6 +97,25 @@ class Rank:
             ("draft", self.worker.draft_worker.draft_runner),
         ):
             runner.forward = self._compared(name, runner.forward)
+        self.failed = 0
+        if rank == 1:
+            self._fail_reseeds()
+
+    def _fail_reseeds(self) -> None:
+        """Each third reseed of this rank, and of this one alone, raises once its work is done."""
+        from itertools import count
+
+        from spec_fsm_sglang import rebuild
+
+        seed, calls = rebuild.seed, count(1)
+
+        def failing(*args: Any) -> None:
+            seed(*args)
+            if next(calls) % 3 == 0:
+                self.failed += 1
+                raise MemoryError("this rank alone")
+
+        rebuild.seed = failing
 
     def _compared(self, model: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, run only if both ranks are about to run the same one in the same mode."""
@@ -196,6 +215,7 @@ class Rank:
             "violations": dict(self.lifecycle.checks.violations),
             "rows": self.lifecycle.rows,
             "traced": self.fsm.tracing,
+            "failed": self.failed,
         }
 
 

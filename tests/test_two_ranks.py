@@ -72,6 +72,14 @@ def test_ranks_take_the_same_mode_and_the_same_launch_at_every_step() -> None:
         assert seen["violations"] == {}
 
 
+def test_a_reseed_that_fails_on_one_rank_fails_on_all() -> None:
+    """The other rank, where nothing was wrong, goes back to PLAIN with it."""
+    one, two = ranks()[0]
+    edge = "RESEEDING RESEED_FAILED PLAIN"
+    assert (one["failed"], two["failed"]) == (0, two["edges"][edge])
+    assert one["edges"][edge] == two["edges"][edge] >= 1
+
+
 def test_modes_flip_by_load_and_by_pin() -> None:
     """Every mode is taken; PLAIN without a pin and by pin, SPEC at every load by pin."""
     (one, _), _ = ranks()

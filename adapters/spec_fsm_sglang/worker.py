@@ -12,10 +12,12 @@ import logging
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
 )
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
@@ -31,7 +33,6 @@ from spec_fsm_sglang.stash import Stash, fit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
 
@@ -211,13 +212,14 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 self.rebuild.flush(batch, committed, age, age - 1)
 
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
-        """Rebuild what is left of every gap, and the seeds; False if that failed.
+        """Rebuild what is left of every gap, and the seeds; False if that failed on any rank.
 
         A failure leaves the target's state untouched: only draft KV of positions that still
         count as missing may have been written, so the batch goes on in PLAIN.
         """
         rows = batch.req_pool_indices
-        covered = self.stash.covered[rows]
+        covered, seeded = self.stash.covered[rows], self.stash.seeded[rows]
+        failure: Exception | None = None
         try:
             with self._rebuilding():
                 committed = batch.seq_lens
@@ -227,9 +229,11 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             raise
         except Exception as error:
             logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
+            failure = error
+        if not _on_all_ranks(failure is None):
             # The flush may have gone well before the seed failed: the ledger does not count it.
-            self.stash.covered[rows] = covered
-            fsm.reseed_failed(error)
+            self.stash.covered[rows], self.stash.seeded[rows] = covered, seeded
+            fsm.reseed_failed(failure or RuntimeError("on another rank"))
             return False
         fsm.reseeded(batch)
         return True
@@ -246,6 +250,19 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 yield
             finally:
                 self.guard.reseeding = False
+
+
+def _on_all_ranks(well: bool) -> bool:
+    """Whether it went well on every tensor-parallel rank; I11 asks that all go on alike.
+
+    On the host, in the launches that reseed: the device is not waited for.
+    """
+    group = get_parallel().tp_group
+    if group.world_size == 1:
+        return well
+    found = torch.tensor([int(well)])
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return bool(found.item())
 
 
 def stash_hidden_size(worker: EAGLEWorkerV2) -> int:
