@@ -6,7 +6,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
 RUN := .venv/bin/python -m
 ARGS ?= --help
 
-.PHONY: help demo test run lint docs env clean fuzz
+.PHONY: help demo test run lint docs env clean fuzz mutants
 MINUTES ?= 30
 
 help: ## this list
@@ -24,6 +24,9 @@ run: env ## the spec-fsm command: make run ARGS="serve --help"
 
 fuzz: env ## the real scheduler and worker under random histories: make fuzz MINUTES=30
 	@PYTHONPATH=tests $(RUN) fuzz.run --minutes $(MINUTES)
+
+mutants: env ## mutation testing of spec_fsm/, written to docs/mutants.md (half an hour)
+	@$(RUN) scripts.mutants
 
 lint: env ## ruff and mypy --strict over all packages
 	@$(RUN) ruff check .
