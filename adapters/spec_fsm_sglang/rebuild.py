@@ -97,8 +97,12 @@ class BulkRebuild:
         self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states.flatten(0, 1), slots)
         self._stash.cover(rows, committed - lower)
 
+    @torch.no_grad()
     def rehearse(self, entries: int) -> None:
-        """Write `entries` positions of nothing to the sink slot."""
+        """Write `entries` positions of nothing to the sink slot.
+
+        A server's start is not under the scheduler's `no_grad`: the write would keep a graph.
+        """
         stash = self._stash
         positions = torch.zeros((entries,), dtype=torch.int64, device=stash.tokens.device)
         hidden = stash.hidden.new_zeros((entries, stash.hidden.shape[-1]))
