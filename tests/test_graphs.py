@@ -102,6 +102,54 @@ def test_padding_is_reset_and_buffers_hold_the_batch() -> None:
     assert replay(req_pool_indices=(0, 6)) == {"I13"}
 
 
+@pytest.mark.parametrize(("name", "width"), [("plain", 1), ("verify", 16)])
+def test_sglangs_own_filling_keeps_both_rules(name: str, width: int) -> None:
+    """SGLang 0.5.23 fills the buffers of its decode graphs so, for every batch of up to 9 rows in
+    graphs of 1, 2, 4 and 10, after a larger batch each time.
+    """
+    from sglang.srt.model_executor.cuda_graph_buffer_registry import build_decode_registry
+
+    most, fill = 10, 1
+    registry = build_decode_registry(
+        device=torch.device("cpu"), max_bs=most, max_num_token=most * width,
+        seq_len_fill_value=fill, cache_loc_dtype=torch.int64, share_pool=False,
+    )  # fmt: skip
+    buffers = SimpleNamespace(
+        **{
+            field: registry.get_slot(field).buffer
+            for field in ("req_pool_indices", "seq_lens", "out_cache_loc")
+        }
+    )
+    runner = SimpleNamespace(buffers=buffers, seq_len_fill_value=fill, captured_req_width=width)
+    seen: dict[str, int] = {"I12": 0, "I13": 0}
+
+    def expect(invariant: str, holds: bool, detail: str) -> None:
+        seen[invariant] += 1
+        assert holds, detail
+
+    def fill_and_look(rows: int, padded: int) -> None:
+        batch = SimpleNamespace(
+            input_ids=torch.arange(rows * width) + 7,
+            positions=torch.arange(rows * width) + 9,
+            out_cache_loc=torch.arange(rows * width) + 30,
+            req_pool_indices=torch.arange(rows) + 2,
+            seq_lens=torch.arange(rows) + 40,
+            seq_lens_cpu=None,
+            mrope_positions=None,
+        )
+        registry.fill_from(
+            batch, raw_bs=rows, padded_bs=padded, raw_num_tokens=rows * width,
+            padded_num_tokens=padded * width,
+        )  # fmt: skip
+        runner.raw_bs, runner.bs = rows, padded
+        look(name, runner, batch, expect)
+
+    for rows in range(1, most):
+        fill_and_look(most, most)
+        fill_and_look(rows, next(size for size in (1, 2, 4, 10) if size >= rows))
+    assert seen == {"I12": 3 * 6, "I13": 2 * 2 * (most - 1)}
+
+
 @pytest.mark.parametrize(("disable_above", "largest"), [(8, 48), (64, 64), (200, 192)])
 def test_verify_graphs_stop_where_speculation_does(
     monkeypatch: pytest.MonkeyPatch, disable_above: int, largest: int
