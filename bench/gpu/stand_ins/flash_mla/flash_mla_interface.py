@@ -1,16 +1,5 @@
-"""Stands in for FlashMLA, which SGLang imports and no Llama calls."""
+"""Stands in for FlashMLA's interface; see the package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
-
-
-def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-
-    def missing(*_args: object, **_kwargs: object) -> NoReturn:
-        raise RuntimeError(f"flash_mla.{name}: only a stand-in is here")
-
-    return missing
+from flash_mla import __getattr__ as __getattr__
