@@ -340,11 +340,7 @@ def warm(strategy: Rebuild, most: int) -> None:
     """
     if not isinstance(strategy, BulkRebuild):
         return
-    entries = 1
-    while entries <= most:
+    powers = [1 << i for i in range(most.bit_length())]
+    between = (min(most, power + power // 2) for power in powers)
+    for entries in sorted({*powers, *between, most}):
         strategy.rehearse(entries)
-        strategy.rehearse(min(most, entries + entries // 2))
-        entries *= 2
-    strategy.rehearse(most)
-
-

@@ -24,6 +24,10 @@ from spec_fsm_sglang.demo.workload import chat_ids
 
 Say = Callable[[str], None]
 
+MODELS: Final = ("smollm2", "llama-8b", "tiny")
+DTYPES: Final = {"cpu": "float32", "cuda": "bfloat16"}
+SKIP_EXTEND: Final = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
+
 
 class Stopped(SpecFsmError):
     """A measurement was told to end (SIGINT, SIGTERM); what it has by then is its result."""
@@ -55,10 +59,6 @@ def keeping(found: list[Any], say: Say) -> Iterator[None]:
         if not found:
             raise
         say(f"{stop}: what was measured until now is kept")
-
-MODELS: Final = ("smollm2", "llama-8b", "tiny")
-DTYPES: Final = {"cpu": "float32", "cuda": "bfloat16"}
-SKIP_EXTEND: Final = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
 
 
 @dataclass(frozen=True)
