@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import strategies as st
+
 from spec_fsm import Action, Event, Lifecycle, Mode, Policy, PolicyConfig, Shape, StashConfig
 
 if TYPE_CHECKING:
@@ -16,6 +18,13 @@ TREE = Shape(topk=4, num_steps=2, num_draft_tokens=16)
 CHAIN = Shape(topk=1, num_steps=3, num_draft_tokens=4)
 HIGH, LOW = 100, 1
 """Loads above and below the thresholds of `make`."""
+
+
+def moves(**weights: int) -> st.SearchStrategy[list[tuple[str, int]]]:
+    """Histories of 40 to 120 moves, each with a number up to 5; a move is as often as it weighs."""
+    names = [name for name, weight in weights.items() for _ in range(weight)]
+    move = st.tuples(st.sampled_from(names), st.integers(0, 5))
+    return st.lists(move, min_size=40, max_size=120)
 
 
 def make(

@@ -108,6 +108,7 @@ def test_switch_parts_windows_from_steady_steps() -> None:
     # A round of three tokens counts three times a third of its wait.
     assert (found["window_per_token_p99_ms"], found["per_token_ratio"]) == (5.0, 1.0)
     assert found["first_max_ms"] == 9.0
+    assert found["longest"][0] == [9.0, "SPECULATE", "SPEC", 0, 0, 3.0]
     assert found["rebuild_per_256"] == 0.5
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core_support import CHAIN, HIGH, LOW, TREE, in_mode, join, make, settle, snapshot
+from core_support import CHAIN, HIGH, LOW, TREE, in_mode, join, make, moves, settle, snapshot
 from spec_fsm import (
     Action,
     Event,
@@ -24,19 +24,8 @@ from spec_fsm import (
 )
 from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["step"] * 8
-            + ["settle"] * 4
-            + ["join"] * 3
-            + ["load"] * 3
-            + ["leave", "absent", "pin", "fail", "weights", "nothing"]
-        ),
-        st.integers(0, 5),
-    ),
-    min_size=40,
-    max_size=120,
+STEPS = moves(
+    step=8, settle=4, join=3, load=3, leave=1, absent=1, pin=1, fail=1, weights=1, nothing=1
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core_reference import RESERVE, Reference, agree
-from core_support import HIGH, LEAVE, LOW, make
+from core_support import HIGH, LEAVE, LOW, make, moves
 from spec_fsm import Action, Event, Lifecycle, Mode, StashConfig
 from spec_fsm._rules import EFFECTS, Arg
 from spec_fsm._table import EDGE_OF
@@ -20,21 +20,7 @@ from spec_fsm.ops import INT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["step"] * 8
-            + ["settle"] * 4
-            + ["join"] * 3
-            + ["load"] * 2
-            + ["leave"] * 2
-            + ["fail", "weights", "nothing"]
-        ),
-        st.integers(0, 5),
-    ),
-    min_size=40,
-    max_size=120,
-)
+STEPS = moves(step=8, settle=4, join=3, load=2, leave=2, fail=1, weights=1, nothing=1)
 
 
 def next_point(ledger: Ledger) -> int:

@@ -20,11 +20,12 @@ from spec_fsm.modes import Event, Mode, Phase
 from spec_fsm_model import claims, pinned, rewrites
 from spec_fsm_model.check import pinned as pinned_counts
 from spec_fsm_model.cli import app
-from spec_fsm_model.engine import LEAVES, Engine, Held
+from spec_fsm_model.engine import LEAVES, Engine
 from spec_fsm_model.environment import Environment
 from spec_fsm_model.explore import Arcs, Search, Verdict
 from spec_fsm_model.faults import Fault, faults
 from spec_fsm_model.graph import Graph
+from spec_fsm_model.held import Held
 from spec_fsm_model.mutate import FIRST, KILLERS, Bench, Judged, Mutated
 from spec_fsm_model.progress import held_up
 from spec_fsm_model.rules import RULES

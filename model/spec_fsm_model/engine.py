@@ -11,7 +11,7 @@ positions have draft KV, which states are kept) is what the invariants are check
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from spec_fsm import laws
 from spec_fsm.invariants import (
@@ -26,81 +26,16 @@ from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.modes import Hidden, Mode, Phase, SpecInfo
 from spec_fsm.ops import INT
 from spec_fsm_model.deeds import SPECULATIVE_PHASES
+from spec_fsm_model.held import GRAPH_ROWS, POOL, Flying, Held, Row, put, stashed
 from spec_fsm_model.world import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from spec_fsm_model.environment import Act
     from spec_fsm_model.world import Bounds, World
 
-POOL, GRAPH_ROWS = 64, 4
-"""Slots of the pool; rows a graph was captured for."""
 LEAVES = ("finished", "aborted", "retracted")
-
-
-class Row(NamedTuple):
-    """One request as the engine holds it.
-
-    name: its number.  slots: those it uses, in order of position; the first `protected` are the
-    prefix cache's.  committed: positions with target KV.  draft: a bit for each position with draft
-    KV.  states: a bit for each position whose hidden state is stashed.  seed: length at which its
-    seed was made.  cursor: tokens its grammar has seen.  token: number of its last token.
-    """
-
-    name: int
-    slots: tuple[int, ...] = ()
-    protected: int = 0
-    committed: int = 0
-    draft: int = 0
-    states: int = 0
-    seed: int = 0
-    cursor: int = 0
-    token: int = 0
-    decodes: bool = False
-
-    @property
-    def covered(self) -> int:
-        """Positions with draft KV, up to the first that has none."""
-        return _ones(self.draft)
-
-
-class Flying(NamedTuple):
-    """A launch in flight: its rows by name, whether it is plain, and the ages its flush writes."""
-
-    rows: tuple[int, ...]
-    plain: bool
-    upper: int = 0
-    lower: int = 0
-
-
-class Held(NamedTuple):
-    """All the engine holds.
-
-    cached: slots of the prefix cache by position (all requests share one text); cached_draft: a bit
-    for each of them with draft KV.  relay: rows of the `spec_info` between steps, None if there is
-    none.  lens, cpu_lens: lengths
-    of the decode batch, on the device and on the host.  padding: what the rows of the graph beyond
-    the batch hold.  late: requests that had left when a token of theirs was committed.  named:
-    requests so far.
-    """
-
-    rows: tuple[Row, ...] = ()
-    free: tuple[int, ...] = tuple(range(POOL))
-    cached: tuple[int, ...] = ()
-    cached_draft: int = 0
-    relay: tuple[int, ...] | None = ()
-    lens: tuple[int, ...] = ()
-    cpu_lens: tuple[int, ...] = ()
-    padding: tuple[int, ...] = (0,) * GRAPH_ROWS
-    flying: tuple[Flying, ...] = ()
-    late: tuple[int, ...] = ()
-    named: int = 0
-
-    @property
-    def batch(self) -> tuple[Row, ...]:
-        """The rows that decode, in order."""
-        return tuple(r for r in self.rows if r.decodes)
 
 
 class Engine:
@@ -143,7 +78,7 @@ class Engine:
         draft = row.draft | (1 << length) - (1 << row.committed)
         seed = length if whole else 0
         row = row._replace(committed=length, draft=draft, seed=seed, cursor=length, decodes=whole)
-        held = self.insert(held, row, self.inserted(row)) if whole else _put(held, row)
+        held = self.insert(held, row, self.inserted(row)) if whole else put(held, row)
         return self.settled(held, tuple(r.name for r in held.batch)) if whole else held
 
     def launch(self, held: Held, act: Act, before: World, after: World) -> Held:
@@ -176,7 +111,7 @@ class Engine:
             if row is None:
                 held = self.late(held, name)
             else:
-                held = _put(held, self.commit(row, flight, tokens))
+                held = put(held, self.commit(row, flight, tokens))
         return self.settled(held, tuple(r.name for r in held.batch))
 
     def leave(self, held: Held, i: int) -> Held:
@@ -213,14 +148,14 @@ class Engine:
         slots = (*cached[:length], *row.slots[length:])
         row = row._replace(slots=slots, protected=max(length, row.protected))
         free = (*held.free, *twice)
-        return _put(held._replace(cached=cached, cached_draft=draft, free=free), row)
+        return put(held._replace(cached=cached, cached_draft=draft, free=free), row)
 
     def grow(self, held: Held, row: Row, length: int) -> tuple[Held, Row]:
         """The row owns slots up to `length`."""
         more = self.more(row, length)
         taken, free = held.free[:more], held.free[more:]
         row = row._replace(slots=(*row.slots, *taken))
-        return _put(held._replace(free=free), row), row
+        return put(held._replace(free=free), row), row
 
     def more(self, row: Row, length: int) -> int:
         """Slots a row still needs to own `length`."""
@@ -393,22 +328,9 @@ def _of_rows(held: Held, world: World) -> Iterator[tuple[str, str]]:
             text = f"{row.covered} of {row.committed} covered, seed of {row.seed}"
             yield "I8", f"row {row.name}: {text}"
         if not speculates and row.seed != row.committed and not known.launched.lost:
-            stashed = _stashed(row)
-            if stashed > min(row.covered, row.committed - 1):
-                yield "I14", f"row {row.name}: states from {stashed}, {row.covered} covered"
-
-
-def _stashed(row: Row) -> int:
-    """Position from which on every state is stashed."""
-    position = row.committed
-    while position and row.states >> position - 1 & 1:
-        position -= 1
-    return position
-
-
-def _ones(bits: int) -> int:
-    """How many of the lowest bits are set."""
-    return (~bits & bits + 1).bit_length() - 1
+            kept = stashed(row)
+            if kept > min(row.covered, row.committed - 1):
+                yield "I14", f"row {row.name}: states from {kept}, {row.covered} covered"
 
 
 def _ages(what: str) -> tuple[int, int]:
@@ -417,9 +339,4 @@ def _ages(what: str) -> tuple[int, int]:
     return (int(words[1]), int(words[3])) if words else (0, 0)
 
 
-def _put(held: Held, row: Row) -> Held:
-    rows: Iterable[Row] = (row if r.name == row.name else r for r in held.rows)
-    return held._replace(rows=tuple(rows))
-
-
-__all__ = ["GRAPH_ROWS", "LEAVES", "POOL", "Engine", "Flying", "Held", "Row"]
+__all__ = ["LEAVES", "Engine"]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_fsm.invariants import INVARIANTS
 from spec_fsm.modes import Hidden, Phase, SpecInfo
 from spec_fsm_model.bugs import told
-from spec_fsm_model.engine import Engine, Flying, Held, Row
+from spec_fsm_model.engine import Engine
 from spec_fsm_model.environment import Act, Environment
 from spec_fsm_model.explore import Search, Verdict
+from spec_fsm_model.held import Flying, Held, Row
 from spec_fsm_model.ranks import FailsAlone, OwnClock, OwnLoad, TwoRanks
 from spec_fsm_model.report import describe
 from spec_fsm_model.world import Bounds, World, start

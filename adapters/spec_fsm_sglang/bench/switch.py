@@ -78,6 +78,7 @@ class Setup:
     profile: int = 0
 
 
+LONGEST: Final = 6
 EAGLE: Final = "SGLang EAGLE"
 
 
@@ -157,6 +158,7 @@ def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
     window_per_token_p99 and its ratio: the same where a wait is shared by the tokens it brought,
     which is what `sglang.bench_serving` calls inter-token latency.
     rebuild_per_256: GPU time of switching on, in plain steps, per 256 tokens of gap.
+    longest: the longest waits around switches, as the fields of `Output`.
     """
     steady = [o for o in cycles.outputs if o.since > WINDOW + 2 and o.action == _DOES[o.pin]]
     plain = sorted(o.ms for o in steady if o.pin == "PLAIN")
@@ -181,7 +183,12 @@ def figures(cycles: Cycles, gap: int) -> dict[str, Any]:
         "first_max_ms": round(max(o.ms for o in around if o.cycle == 0), 4),
         "rebuild_gpu_ms": round(rebuild, 4),
         "rebuild_per_256": round(rebuild / step / max(1.0, gap / 256), 4),
+        "longest": msgspec.to_builtins(sorted(around, reverse=True, key=_ms)[:LONGEST]),
     }
+
+
+def _ms(output: Output) -> float:
+    return output.ms
 
 
 # In an arm's process
