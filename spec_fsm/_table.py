@@ -25,7 +25,9 @@ longer accepted.  So the modes exist to say, at any time, how much of the draft 
                steps are stashed in a ring, so that the gap can be written later, in bulk.
     RESEEDING  gaps are being written, a slice with each plain launch, so that no step becomes
                much longer than its neighbours.  When the rest fits one slice, the rest, the
-               seeds and the first draft go out as one launch: RESEEDED.
+               seeds and the first draft go out as one launch: RESEEDED.  Where a launch is
+               issued before the result before it is processed, the rest and the seeds may go out
+               one plain launch earlier (`StashConfig.seed_ahead`).
 
 Two kinds of events.  *Mode events* (LOAD_ROSE to RESEED_FAILED) may change the mode; they come a
 few times a minute.  *Ledger events* happen in every step and move the counters and the rows.

@@ -239,10 +239,11 @@ class Lifecycle(Reports):
         return self._periodic if self._flush_at == 1 else PLAIN_STEP
 
     def _plan_slice(self) -> Plan:
-        gap, width = self.ledger.max_gap, self.stash.slice_width
-        if gap <= width:
+        gap, width, ahead = self.ledger.max_gap, self.stash.slice_width, self.stash.seed_ahead
+        if gap <= (0 if ahead else width):
             return Plan(_ACT_RESEED, _RESEEDING, flush_upper=gap)
-        return Plan(_ACT_PLAIN, _RESEEDING, flush_upper=gap + 1, flush_lower=gap + 1 - width)
+        lower = max(0, gap + 1 - width)
+        return Plan(_ACT_PLAIN, _RESEEDING, False, gap + 1, lower, seeds=not lower)
 
     def _wrong_rows(self, rows: int) -> NoReturn:
         error = IllegalLaunch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spec_fsm.errors import ConfigError
 from spec_fsm.modes import Action, Mode
 from spec_fsm.policy import whole
 
@@ -16,6 +17,8 @@ class Plan:
         committed - flush_upper up to, not including, committed - flush_lower of each row, where
         `committed` counts every plain launch issued, the planned one included if it is plain.  A
         row whose own gap is smaller than `flush_upper` starts at its gap.  0, 0: no flush.
+    seeds: nothing is missing after this plain launch, so that it may make the seeds as well; with
+        the next one, a RESEED, they are due.
     settle_first: nothing is to be launched until every result in flight was processed; then ask
         again.  Only `Lifecycle.decide` says so; `plan_decode` refuses instead.
     """
@@ -25,6 +28,7 @@ class Plan:
     settle_first: bool = False
     flush_upper: int = 0
     flush_lower: int = 0
+    seeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,22 @@ class StashConfig:
         positions (0: only when speculation resumes; else 1 to width - 1, so that no row is lost).
     slice_width: most ages one slice of RESEEDING writes (2 or more: the plain launch that
         carries a slice opens one position itself, so slices of one would never end).
+    seed_ahead: the last slice goes out with a plain launch, too, and the seeds after it, so that
+        the launch of RESEED has only drafts to make.  For an engine that issues a launch before
+        it processes the result before: that result waits until the whole launch is issued.
     """
 
     width: int = 64
     flush_every: int = 16
     slice_width: int = 64
+    seed_ahead: bool = False
 
     def __post_init__(self) -> None:
         whole("width", self.width, 2)
         whole("flush_every", self.flush_every, 0, self.width - 1)
         whole("slice_width", self.slice_width, 2)
+        if not isinstance(self.seed_ahead, bool):
+            raise ConfigError(f"seed_ahead is {self.seed_ahead!r}: accepted are True and False")
 
 
 class Steady:

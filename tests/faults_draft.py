@@ -186,7 +186,7 @@ def stale_seed(world: World) -> None:
     """The silent kind: nothing but acceptance shows it."""
     from spec_fsm_sglang import rebuild
 
-    def wrong(_worker: Any, stash: Any, _host: Any, batch: Any, _committed: Any) -> None:
+    def wrong(_worker: Any, stash: Any, _host: Any, batch: Any, *_rest: Any) -> None:
         stash.seeded[batch.req_pool_indices] = True
 
     rebuild.seed = wrong

@@ -237,18 +237,17 @@ def draft_kv(live: Live) -> dict[str, Any]:
     """Draft KV and seed of rows after a gap, against those of the model run over the whole text.
 
     The worst absolute difference over K, V of every covered position and over `hidden_states`.
-    Matrix products are warmed amid the gap, which on a GPU is done before there are requests.
+    Writes are warmed amid the gap, and padded from there on: on a GPU before there are requests.
     """
     import draft_kv_reference
-    from spec_fsm_sglang import rebuild
 
     for i in range(3):
         live.submit(400, live.prompt(5, 30), rid=f"q{i}")
     live.step(6)
     live.fsm.pin(2)
     live.step(live.params["gap"])
-    with live.worker._rebuilding():
-        rebuild.warm(live.worker.rebuild, 40)
+    live.worker._cold_entries = 40
+    live.worker._warm()
     live.fsm.pin(1)
     worst = 0.0
     compared = 0
@@ -323,17 +322,19 @@ def reseed_failure(live: Live) -> dict[str, Any]:
         live.submit(200)
     live.fsm.pin(2)
     live.step(20)
-    flush = live.worker.rebuild.flush
+    from spec_fsm_sglang import rebuild
+
+    seed = rebuild.seed
     failures = live.params.get("failures", 2)
 
     def broken(*args: Any) -> None:
         nonlocal failures
-        if live.fsm.lifecycle.mode.name == "RESEEDING" and failures:
+        if failures:
             failures -= 1
             raise RuntimeError("no memory for the rebuild")
-        flush(*args)
+        seed(*args)
 
-    live.worker.rebuild.flush = broken
+    rebuild.seed = broken
     live.fsm.pin(0)
     live.finish()
     return live.result()

@@ -224,20 +224,23 @@ def test_a_copy_would_be_seen(copy: str) -> None:
 # -- what is assumed ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("width", [2, 3, 7])
-def test_slices_are_as_the_prover_takes_them(width: int) -> None:
+def test_slices_are_as_the_prover_takes_them(width: int, ahead: bool) -> None:
     """A slice starts at the largest gap and leaves less than there was, or a reseed is due."""
-    stash, config = StashConfig(width=32, flush_every=4, slice_width=width), PolicyConfig(4)
+    stash, config = StashConfig(32, 4, width, seed_ahead=ahead), PolicyConfig(4)
     planned = plans(SMALL.shape, config, stash)
     for gap in range(31):
         plan = planned(Mode.RESEEDING, gap)
         if plan.action is Action.RESEED:
-            assert gap <= width
+            assert gap <= (0 if ahead else width)
             continue
         with_the_launch = gap + 1
         assert plan.flush_upper == with_the_launch
-        assert plan.flush_lower == plan.flush_upper - width > 0
+        assert plan.flush_lower == max(0, plan.flush_upper - width)
         assert plan.flush_lower <= with_the_launch - 2
+        assert plan.seeds is (plan.flush_lower == 0)
+        assert ahead or not plan.seeds
     for gap in range(31):
         plan = planned(Mode.PLAIN, gap)
         assert plan.flush_lower == 0

@@ -11,7 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_parallel, get_schedule
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from spec_fsm import (
@@ -68,6 +68,8 @@ class Controller:
             width=sizes.width,
             flush_every=sizes.flush_every,
             slice_width=min(config.slice_width(), sizes.width),
+            # Only there does a result wait for the launch after it.
+            seed_ahead=not get_schedule().disable_overlap_schedule,
         )
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None

@@ -102,13 +102,14 @@ def complete(
     relay: EagleDraftInput,
     new_seq_lens: torch.Tensor,
     *,
-    overlap: bool,
+    with_seed: bool,
 ) -> None:
     """Give a plain result the fields by which SGLang settles a speculative one.
 
-    `new_seq_lens`: `[b]`. One token a request, accepted; no draft proposals. Under overlap the
-    relay of the seed is left alone (`FutureMap.stash` keeps a row whose field is None), so that
-    a row prefilled a moment ago keeps its seed for free.
+    `new_seq_lens`: `[b]`. One token a request, accepted; no draft proposals. `with_seed`: whether
+    the seed in `relay` goes on. Under overlap that is only so where it was just made: what is
+    relayed stays then (`FutureMap.stash` keeps a row whose field is None), so that a row prefilled
+    a moment ago keeps its seed for free.
     """
     tokens = result.next_token_ids
     # On the host from the start: nothing on the device asks, and a copy would cost a transfer.
@@ -116,9 +117,9 @@ def complete(
     result.speculative_num_draft_tokens = 1
     result.new_seq_lens = new_seq_lens
     result.next_draft_input = EagleDraftInput(
-        topk_p=None if overlap else relay.topk_p,
-        topk_index=None if overlap else relay.topk_index,
-        hidden_states=None if overlap else relay.hidden_states,
+        topk_p=relay.topk_p if with_seed else None,
+        topk_index=relay.topk_index if with_seed else None,
+        hidden_states=relay.hidden_states if with_seed else None,
         bonus_tokens=tokens,
         num_tokens_per_req=1,
         num_tokens_for_logprob_per_req=1,

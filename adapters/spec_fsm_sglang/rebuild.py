@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from bisect import bisect_left
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
@@ -78,6 +81,7 @@ class BulkRebuild:
         self._stash = stash
         self.read_done: Any = None
         self._is_eagle3 = hasattr(self._runner.model.model.layers[0], "hidden_norm")
+        self._warmed: Sequence[int] = ()
 
     def flush(self, batch: ScheduleBatch, committed: torch.Tensor, upper: int, lower: int) -> None:
         """See `Rebuild.flush`. Masked positions are computed and written to the sink slot."""
@@ -93,20 +97,42 @@ class BulkRebuild:
         if slots.is_cuda:
             # From here on only the stash and the slots themselves are touched.
             self.read_done = torch.cuda.current_stream().record_event()
-        slots = torch.where(missing, slots, SINK_SLOT)
-        self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states.flatten(0, 1), slots)
+        slots = torch.where(missing, slots, SINK_SLOT).reshape(-1)
+        hidden_states = hidden_states.flatten(0, 1)
+        self._write_padded(positions.reshape(-1), tokens.reshape(-1), hidden_states, slots)
         self._stash.cover(rows, committed - lower)
 
     @torch.no_grad()
-    def rehearse(self, entries: int) -> None:
-        """Write `entries` positions of nothing to the sink slot.
+    def warm(self, most: int) -> None:
+        """Run every size of a write up to `most` entries once, into the sink slot.
 
-        A server's start is not under the scheduler's `no_grad`: the write would keep a graph.
+        Which kernels multiply the matrices depends on that number, in steps nobody tells, and one
+        that is not loaded yet takes milliseconds. From here on a write is padded to one of these
+        sizes. `no_grad`: outside the scheduler's the write would keep a graph.
         """
-        stash = self._stash
-        positions = torch.zeros((entries,), dtype=torch.int64, device=stash.tokens.device)
-        hidden = stash.hidden.new_zeros((entries, stash.hidden.shape[-1]))
-        self._write(positions, positions, hidden, positions + SINK_SLOT)
+        stash, sizes = self._stash, write_sizes(most)
+        for entries in sizes:
+            positions = torch.zeros((entries,), dtype=torch.int64, device=stash.tokens.device)
+            hidden = stash.hidden.new_zeros((entries, stash.hidden.shape[-1]))
+            self._write(positions, positions, hidden, positions + SINK_SLOT)
+        self._warmed = sizes
+
+    def _write_padded(
+        self,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        hidden_states: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """`_write`, with zeros for the sink slot up to a size that is warm, if there is one."""
+        entries = positions.shape[0]
+        at = bisect_left(self._warmed, entries)
+        spare = self._warmed[at] - entries if at < len(self._warmed) else 0
+        if spare:
+            positions, tokens = F.pad(positions, (0, spare)), F.pad(tokens, (0, spare))
+            hidden_states = F.pad(hidden_states, (0, 0, 0, spare))
+            slots = F.pad(slots, (0, spare), value=SINK_SLOT)
+        self._write(positions, tokens, hidden_states, slots)
 
     def _write(
         self,
@@ -115,7 +141,10 @@ class BulkRebuild:
         hidden_states: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """Write K and V at `[n]` positions; `hidden_states`: `[n, hidden_size]`, the target's."""
+        """Write K and V at `[n]` positions into `[n]` slots.
+
+        `hidden_states`: `[n, hidden_size]`, the target's.
+        """
         attention = self._runner.model.model.layers[0].self_attn
         key, value = self._project(attention, self._attention_input(tokens, hidden_states))
         # The rotation wants a Q beside K; what it makes of it is thrown away.
@@ -123,7 +152,7 @@ class BulkRebuild:
         heads = attention.attn.tp_k_head_num
         self._runner.token_to_kv_pool.set_kv_buffer(
             attention.attn,
-            slots.reshape(-1),
+            slots,
             key.reshape(-1, heads, attention.head_dim),
             value.reshape(-1, heads, attention.head_dim),
         )
@@ -284,14 +313,15 @@ def run_draft_extend(
     return result.next_draft_input
 
 
-def seed(
+def seed(  # noqa: PLR0913 -- what a draft extend takes, and the relay it fills
     draft_worker: EagleDraftWorker,
     stash: Stash,
     host: HostLengths,
     batch: ScheduleBatch,
     committed: torch.Tensor,
+    relay: EagleDraftInput,
 ) -> None:
-    """Give every row of `batch` a valid `topk_p`, `topk_index` and `hidden_states`.
+    """Give every row of `relay` a valid `topk_p`, `topk_index` and `hidden_states`.
 
     One draft extend whose window starts at the last committed position. Rows that are seeded
     already (their prefill was the last thing that happened to them) keep what the relay
@@ -303,7 +333,6 @@ def seed(
     lengths = batch.seq_lens_cpu
     first_cpu = None if lengths is None else host.seed_start(batch, lengths)
     made = run_draft_extend(draft_worker, stash, batch, Window(first, committed, first_cpu))
-    relay: EagleDraftInput = batch.spec_info
     keep = seeded.unsqueeze(1)
     relay.topk_p = torch.where(keep, relay.topk_p, made.topk_p.to(relay.topk_p.dtype))
     relay.topk_index = torch.where(
@@ -331,16 +360,10 @@ def choose(
     return ExtendRebuild(draft_worker, stash, host)
 
 
-def warm(strategy: Rebuild, most: int) -> None:
-    """Run bulk writes of 1 to `most` entries, so that no request waits for a kernel to load.
-
-    Which kernel multiplies the matrices depends on the number of rows, in steps that powers of two
-    and the numbers halfway between meet. All of it goes to the sink slot. `extend` runs on graphs
-    that are warm already.
-    """
-    if not isinstance(strategy, BulkRebuild):
-        return
-    powers = [1 << i for i in range(most.bit_length())]
-    between = (min(most, power + power // 2) for power in powers)
-    for entries in sorted({*powers, *between, most}):
-        strategy.rehearse(entries)
+def write_sizes(most: int) -> list[int]:
+    """Sizes of a bulk write up to `most` entries, none more than an eighth above the one before."""
+    sizes = [1]
+    while sizes[-1] < most:
+        step = max(1, 1 << sizes[-1].bit_length() >> 4)
+        sizes.append(min(most, sizes[-1] + step))
+    return sizes

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 logger = logging.getLogger("spec_fsm")
+
+_NOTHING_AHEAD = -1, None
 
 
 class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
@@ -53,6 +56,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     host_lengths: HostLengths
     plain_graphs: plain_graphs.PlainGraphRunner | None = None
     _read_last_by_target = False
+    _ahead: tuple[int, Exception | None] = _NOTHING_AHEAD
+    """Plain launches when seeds were last made ahead, and what that failed with."""
+    _cold_entries = 0
+    """Positions of the largest flush, until it was warmed."""
     _plain_sizes: Sequence[int] = ()
 
     def init_attention_backends(self) -> None:
@@ -104,10 +111,9 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         )
         self.guard.install(runner, self.draft_worker.draft_runner)
         if self.plain_graphs is not None:
-            with self._rebuilding():
-                slice_entries = config.slice_width() * config.enable_threshold
-                flush_entries = sizes.flush_every * max(self._plain_sizes)
-                rebuild.warm(self.rebuild, max(slice_entries, flush_entries))
+            slice_entries = config.slice_width() * config.enable_threshold
+            flush_entries = sizes.flush_every * max(self._plain_sizes)
+            self._cold_entries = max(slice_entries, flush_entries)
         if self.spec_fsm.checks is not None:
             self.spec_fsm.checks.watch_graphs()
         logger.info(
@@ -141,6 +147,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             result = super().forward_batch_generation(batch, on_publish)
             self.stash.joined(batch.req_pool_indices, batch.seq_lens)
             fsm.prefilled(batch)
+            self._warm()
             return result
         plan = fsm.plan_decode(batch)
         if plan.action is Action.RESEED and not self._reseed(fsm, batch, plan):
@@ -151,6 +158,17 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         fsm.launched(batch, plan, result)
         return result
+
+    def _warm(self) -> None:
+        """After the first prefill: load the kernels of a flush, and have its memory at hand.
+
+        Not at the start: memory is kept by the stream it was asked for on, and forwards run on one
+        that the scheduler makes later. SGLang's own warm-up is the first to prefill.
+        """
+        entries, self._cold_entries = self._cold_entries, 0
+        if entries and isinstance(self.rebuild, rebuild.BulkRebuild):
+            with self._rebuilding():
+                self.rebuild.warm(entries)
 
     def _plain(
         self,
@@ -178,7 +196,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 self._flush_or_retry(fsm, batch, new_seq_lens, plan)
             # The flush read slots after the target did.
             self.target_worker.model_runner.shared_read_done_event = self.rebuild.read_done
-        plain.complete(result, relay, new_seq_lens, overlap=batch.enable_overlap)
+        if plan.seeds:
+            self._seed_ahead(fsm, batch, new_seq_lens, relay)
+        with_seed = plan.seeds or not batch.enable_overlap
+        plain.complete(result, relay, new_seq_lens, with_seed=with_seed)
         return result
 
     def _flush(
@@ -211,32 +232,60 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             for age in range(plan.flush_upper, plan.flush_lower, -1):
                 self.rebuild.flush(batch, committed, age, age - 1)
 
+    def _seed_ahead(
+        self, fsm: Controller, batch: ScheduleBatch, committed: torch.Tensor, relay: EagleDraftInput
+    ) -> None:
+        """Make the seeds with the plain launch before the one they are due with (`Plan.seeds`).
+
+        What fails here is told when they are due: until then nothing depends on them.
+        """
+        failure = self._tried(lambda: self._seed(batch, committed, relay))
+        self._ahead = fsm.lifecycle.ledger.t_launched, failure
+        # The draft extend reads what the scheduler writes next after the target did.
+        self._read_last_by_target = False
+
+    def _seed(self, batch: ScheduleBatch, committed: torch.Tensor, relay: EagleDraftInput) -> None:
+        rebuild.seed(self.draft_worker, self.stash, self.host_lengths, batch, committed, relay)
+
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
         """Rebuild what is left of every gap, and the seeds; False if that failed on any rank.
 
-        A failure leaves the target's state untouched: only draft KV of positions that still
-        count as missing may have been written, so the batch goes on in PLAIN.
+        Both may have been done with the plain launch before. A failure leaves the target's state
+        untouched: only draft KV of positions that still count as missing may have been written,
+        so the batch goes on in PLAIN.
         """
-        rows = batch.req_pool_indices
+        rows, committed = batch.req_pool_indices, batch.seq_lens
         covered, seeded = self.stash.covered[rows], self.stash.seeded[rows]
+
+        def both() -> None:
+            self._flush(fsm, batch, committed, plan)
+            self._seed(batch, committed, batch.spec_info)
+
+        (tick, failure), self._ahead = self._ahead, _NOTHING_AHEAD
+        if tick != fsm.lifecycle.ledger.t_launched:
+            failure = self._tried(both)
+        if failure is not None:
+            # The flush may have gone well before the seed failed: the ledger does not count it.
+            self.stash.covered[rows], self.stash.seeded[rows] = covered, seeded
+            fsm.reseed_failed(failure)
+            return False
+        fsm.reseeded(batch)
+        return True
+
+    def _tried(self, rebuilding: Callable[[], None]) -> Exception | None:
+        """What `rebuilding` failed with on any rank; None where it went well on all."""
         failure: Exception | None = None
         try:
             with self._rebuilding():
-                committed = batch.seq_lens
-                self._flush(fsm, batch, committed, plan)
-                rebuild.seed(self.draft_worker, self.stash, self.host_lengths, batch, committed)
+                rebuilding()
         except SpecFsmError:
             raise
         except Exception as error:
             logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
             failure = error
-        if not _on_all_ranks(failure is None):
-            # The flush may have gone well before the seed failed: the ledger does not count it.
-            self.stash.covered[rows], self.stash.seeded[rows] = covered, seeded
-            fsm.reseed_failed(failure or RuntimeError("on another rank"))
-            return False
-        fsm.reseeded(batch)
-        return True
+        if _on_all_ranks(failure is None):
+            return None
+        return failure or RuntimeError("on another rank")
 
     @contextmanager
     def _rebuilding(self) -> Iterator[None]:

@@ -137,7 +137,7 @@ class Deeds:
         world = self._drop(world, kept)
         flush = ""
         if plan.flush_upper:
-            self.allowed(world, Phase.FLUSH)
+            self.allowed(world, Phase.FLUSH, *(Phase.SEED_EXTEND,) * plan.seeds)
             event = Event.FLUSHED if world.mode == Mode.PLAIN else Event.SLICE_DONE
             flush = self.table.row_effect(world.mode, event)
             arg = Arg(upper=plan.flush_upper, lower=plan.flush_lower)

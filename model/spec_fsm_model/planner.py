@@ -49,7 +49,9 @@ class Planner:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._config = PolicyConfig(_DISABLE_ABOVE, _ENABLE_AT, bounds.dwell)
-        self._stash = StashConfig(bounds.width, bounds.flush_every, bounds.slice_width)
+        self._stash = StashConfig(
+            bounds.width, bounds.flush_every, bounds.slice_width, bounds.seed_ahead
+        )
         # Bound methods cached by instance: the caches live and die with this planner.
         self.plan = plans(bounds.shape, self._config, self._stash)
         self.due = cache(self._due)

@@ -42,6 +42,7 @@ SAYS = {
 }
 BOUNDS = (
     Bounds("one row, slices", rows=1, failures=1, dwell=1, width=4),
+    Bounds("one row, seeds ahead", rows=1, failures=1, dwell=1, width=4, seed_ahead=True),
     Bounds("two rows, slices, no overlap", in_flight=0, width=4),
     Bounds("one row, pins, flushes", rows=1, dwell=1, width=3, flush_every=2, pins=True),
 )

@@ -161,10 +161,13 @@ class Launches(Reading):
 
     @staticmethod
     def _ages(mode: Mode, s: State, a: Arg) -> list[Term]:
-        """What a plan leaves missing: nothing in PLAIN, all but one slice in RESEEDING."""
+        """What a plan leaves missing: nothing in PLAIN, all but one slice in RESEEDING.
+
+        There it may leave nothing, too, and make the seeds (`StashConfig.seed_ahead`).
+        """
         if mode is Mode.PLAIN:
             return [a.lower == 0]
-        return [a.lower == a.upper - s.slice_width, a.lower > 0]
+        return [a.lower == Z3.max(0, a.upper - s.slice_width)]
 
     @staticmethod
     def _close(s: Scene, state: State, kind: int, lower: Term) -> Scene:

@@ -42,9 +42,9 @@ class Bounds:
 
     rows: requests that live at once (any number over time).  in_flight: results that may be
     unprocessed when the next launch is issued: 1 with overlap scheduling, 0 without.  failures:
-    reseeds that fail in a row.  width, flush_every, slice_width: the stash, see StashConfig.  pins:
-    whether the operator pins modes.  skew: 0 for one rank; else there are two, and one may be that
-    many acts ahead of the other.
+    reseeds that fail in a row.  width, flush_every, slice_width, seed_ahead: the stash, see
+    StashConfig.  pins: whether the operator pins modes.  skew: 0 for one rank; else there are two,
+    and one may be that many acts ahead of the other.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Bounds:
     width: int = 2
     flush_every: int = 0
     slice_width: int = 2
+    seed_ahead: bool = False
     dwell: int = 0
     pins: bool = False
     skew: int = 0
@@ -65,6 +66,7 @@ class Bounds:
             f"{self.rows} at once, {self.in_flight + 1} launches in flight, stash {self.width}, "
             f"slice {self.slice_width}, flush every {self.flush_every}, dwell {self.dwell}, "
             f"{self.failures} failures in a row, pins {'yes' if self.pins else 'no'}"
+            f"{', seeds ahead' if self.seed_ahead else ''}"
             f"{f', two ranks, {self.skew} acts apart' if self.skew else ''}"
         )
 

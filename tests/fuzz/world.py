@@ -68,7 +68,7 @@ class World:
         self.failed_history: list[Event] = []
         self.modes: Counter[str] = Counter()
         self.slices = self.lost = 0
-        self._failures = 0
+        self._failures = {"flush": 0, "seed": 0}
         self.departures: Counter[str] = Counter()
         self._watch_failures()
         self._watch_accepted()
@@ -107,7 +107,7 @@ class World:
         """A fresh example: nothing asked, thresholds as configured, the mode SPEC."""
         self._begin()
         self._thresholds(self.config.fsm["disable_above"], self.config.fsm["enable_at"])
-        self._failures = 0
+        self._fail(flush=0, seed=0)
         self.fsm.pin(1)
         while self.lifecycle.mode.name != "SPEC":
             self._submit([5, 6, 7], 2, "greedy")
@@ -195,15 +195,15 @@ class World:
         self._step()
 
     def on_fail_rebuild(self, times: int) -> None:
-        """The next `times` rebuilds while reseeding raise."""
-        self._failures = times
+        """The next `times` flushes and seeds raise."""
+        self._fail(flush=times, seed=times)
 
     def on_fail_reseed(self, steps: int) -> None:
-        """A gap of about `steps`, then a return to SPEC whose first rebuild raises."""
+        """A gap of about `steps`, then a return to SPEC whose first seeds raise."""
         self.fsm.pin(2)
         self._submit(self._prompt(8, "fresh"), 3 * steps + 12, "greedy")
         self.on_step(steps + 2)
-        self._failures = 1
+        self._fail(seed=1)
         self.fsm.pin(1)
         self.on_step(steps)
         self.fsm.pin(0)
@@ -223,7 +223,7 @@ class World:
         """A row that comes back after a gap accepts what one prefilled at that point accepts."""
         self._drain()
         self.on_flush_cache()
-        self._failures = 0
+        self._fail(flush=0, seed=0)
         self.fsm.pin(1)
         first = self._submit(self._prompt(prompt, "fresh"), gap + 50, "greedy")
         self.on_step(4)
@@ -342,19 +342,33 @@ class World:
 
     # -- what is put into the worker ------------------------------------------------------
 
-    def _watch_failures(self) -> None:
-        flush = self.worker.rebuild.flush
+    def _fail(self, **times: int) -> None:
+        """The next `times` calls of each kind named raise."""
+        self._failures |= times
 
-        def failing(batch: Any, committed: Any, upper: int, lower: int) -> None:
-            reseeding = self.lifecycle.mode.name == "RESEEDING"
-            # Beside a plain step the worker tries again position by position; that succeeds.
-            if self._failures and (upper - lower > 1 or (reseeding and not lower)):
-                self._failures -= 1
+    def _watch_failures(self) -> None:
+        from spec_fsm_sglang import rebuild
+
+        flush, seed = self.worker.rebuild.flush, rebuild.seed
+
+        def strike(kind: str) -> None:
+            if self._failures[kind]:
+                self._failures[kind] -= 1
                 raise RuntimeError("the fuzzer lets this rebuild fail")
+
+        def watched(batch: Any, committed: Any, upper: int, lower: int) -> None:
+            # Beside a plain step the worker tries again position by position; that succeeds.
+            if upper - lower > 1:
+                strike("flush")
             flush(batch, committed, upper, lower)
+            reseeding = self.lifecycle.mode.name == "RESEEDING"
             self.slices += reseeding and lower > 0 and upper - lower > 1
 
-        self.worker.rebuild.flush = failing
+        def watched_seed(*args: Any) -> None:
+            strike("seed")
+            seed(*args)
+
+        self.worker.rebuild.flush, rebuild.seed = watched, watched_seed
 
     def _watch_departures(self) -> None:
         left = self.lifecycle.left

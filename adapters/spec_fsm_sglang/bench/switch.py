@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spec_fsm_sglang.inprocess import Engine
 
 SPEC_STEPS = 24
+_REBUILDS = ("_flush", "_seed_ahead", "_reseed")
 _DOES = {"PLAIN": "PLAIN", "SPEC": "SPECULATE", "": ""}
 WINDOW = 3
 """Iterations after the pin whose outputs count as around the switch, beside the pin's own."""
@@ -230,15 +231,16 @@ class _Watch:
         self._then = 0.0
         self._rebuilds: list[list[Any]] = [[]]
         self._launched, self._settled = self._controller.launched, self._controller.settled
-        self._flush, self._reseed = self._worker._flush, self._worker._reseed
+        self._methods = {name: getattr(self._worker, name) for name in _REBUILDS}
         self._controller.launched, self._controller.settled = self._note, self._read
-        self._worker._flush = self._timed(self._flush)
-        self._worker._reseed = self._timed(self._reseed)
+        for name, method in self._methods.items():
+            setattr(self._worker, name, self._timed(method))
 
     def remove(self) -> None:
         """Stop watching."""
         self._controller.launched, self._controller.settled = self._launched, self._settled
-        self._worker._flush, self._worker._reseed = self._flush, self._reseed
+        for name, method in self._methods.items():
+            setattr(self._worker, name, method)
 
     def _note(self, batch: Any, plan: Any, result: Any) -> None:
         if self._asked == "PLAIN" and plan.action.name != "PLAIN":
