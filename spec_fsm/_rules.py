@@ -82,6 +82,11 @@ def max_gap(ops: Ops, s: State) -> Term:
     return s.t_launched - ops.max(s.oldest, s.f_launched)
 
 
+def unseeded(ops: Ops, s: State) -> Term:
+    """Whether a row that is not lost was decoded plainly since its seed was made."""
+    return ops.max(s.oldest, s.seed_launched) < s.t_launched
+
+
 # -- guards -------------------------------------------------------------------------------
 
 
@@ -264,4 +269,5 @@ __all__ = [
     "RowState",
     "State",
     "max_gap",
+    "unseeded",
 ]

@@ -157,6 +157,12 @@ class Ledger:
         return self.t_launched - self.floor if self._base else 0
 
     @property
+    def unseeded(self) -> bool:
+        """Whether a row that is not lost was decoded plainly since its seed was made."""
+        oldest = next(iter(self._base.values()), self.t_launched)
+        return max(oldest, self._seed_launched) < self.t_launched
+
+    @property
     def next_action(self) -> Action | None:
         """The action whose result is due next, or None with nothing in flight."""
         if self.t_settled < self.t_launched:

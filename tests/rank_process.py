@@ -25,12 +25,12 @@ from spec_fsm_sglang import cpu_ops
 from spec_fsm_sglang.config import Config
 
 WORLD = 2
-STEPS = 210
+STEPS = 320
 """Iterations before rank 1 goes its own way; the script of `acts` ends some before them."""
 QUIET = 50
 FSM = {
     "disable_above": 4, "enable_at": 3, "dwell": 2, "flush_every": 4, "stash_width": 64,
-    "slice_tokens": 6, "checks": True,
+    "slice_tokens": 12, "checks": True,
 }
 PINS = (0, 0, 1, 2)
 

@@ -264,6 +264,10 @@ def test_what_a_refused_launch_says(
             lambda: StashConfig(slice_width=True),
             "slice_width is True: accepted are whole numbers, 2 or more",
         ),
+        (
+            lambda: StashConfig(seed_ahead=1),  # type: ignore[arg-type]
+            "seed_ahead is 1: accepted are True and False",
+        ),
     ],
 )
 def test_what_a_wrong_setting_says(act: Callable[[], object], text: str) -> None:

@@ -40,8 +40,8 @@ def report(lifecycle: Lifecycle, action: Action) -> None:
 class Pair:
     """Two lifecycles told the same history, one by plain calls, the other by `decide`."""
 
-    def __init__(self, flush_every: int, dwell: int, *, traced: bool) -> None:
-        stash = StashConfig(width=6, flush_every=flush_every, slice_width=2)
+    def __init__(self, flush_every: int, dwell: int, *, ahead: bool, traced: bool) -> None:
+        stash = StashConfig(6, flush_every, slice_width=2, seed_ahead=ahead)
         self.sinks = (ListSink(), ListSink()) if traced else (None, None)
         self.plain, self.quick = (make(stash=stash, dwell=dwell, trace=sink) for sink in self.sinks)
         self.load = LOW
@@ -115,12 +115,12 @@ def kept(lifecycle: Lifecycle) -> dict[str, object]:
 
 
 @settings(deadline=None)
-@given(STEPS, st.integers(0, 4), st.integers(0, 3), st.booleans())
+@given(STEPS, st.integers(0, 4), st.integers(0, 3), st.booleans(), st.booleans())
 def test_decide_equals_the_plain_calls(
-    steps: list[tuple[str, int]], flush_every: int, dwell: int, traced: bool
+    steps: list[tuple[str, int]], flush_every: int, dwell: int, ahead: bool, traced: bool
 ) -> None:
     """On random histories both ways reach the same state, plans and trace events."""
-    pair = Pair(flush_every, dwell, traced=traced)
+    pair = Pair(flush_every, dwell, ahead=ahead, traced=traced)
     for what, number in steps:
         pair.play(what, number)
         if number == 0:  # else counts pile up until the next look

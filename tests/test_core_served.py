@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core_reference import RESERVE, Reference, agree
 from core_support import HIGH, LEAVE, LOW, make, moves
 from spec_fsm import Action, Event, Lifecycle, Mode, StashConfig
-from spec_fsm._rules import EFFECTS, Arg
+from spec_fsm._rules import EFFECTS, Arg, unseeded
 from spec_fsm._table import EDGE_OF
 from spec_fsm.invariants import ROW_PREDICATES, STATE_PREDICATES
 from spec_fsm.ledger import Ledger
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = moves(step=8, settle=4, join=3, load=2, leave=2, fail=1, weights=1, nothing=1)
+STASHES = st.builds(
+    StashConfig, st.integers(4, 7), st.integers(0, 3), st.integers(2, 4), st.booleans()
+)
 
 
 def next_point(ledger: Ledger) -> int:
@@ -34,8 +37,7 @@ def next_point(ledger: Ledger) -> int:
 class Server:
     """A lifecycle, the reference beside it, and the counters the table's effects would give."""
 
-    def __init__(self, flush_every: int, width: int, slice_width: int) -> None:
-        stash = StashConfig(width=width, flush_every=flush_every, slice_width=slice_width)
+    def __init__(self, stash: StashConfig) -> None:
         self.lifecycle: Lifecycle = make(stash=stash)
         self.reference = Reference(self.lifecycle.state())
         self.accepts: deque[int] = deque()
@@ -138,6 +140,7 @@ class Server:
         speculates = lifecycle.mode in (Mode.SPEC, Mode.DRAINING)
         assert STATE_PREDICATES["ORDER"](INT, state)
         assert STATE_PREDICATES["WITHIN_STASH"](INT, state)
+        assert lifecycle.ledger.unseeded is unseeded(INT, state)
         assert not speculates or STATE_PREDICATES["COVERED"](INT, state)
         for rid, row in reference.rows.items():
             lifecycle.audit(rid, row.settled.committed, RESERVE)
@@ -147,13 +150,13 @@ class Server:
 
 
 @settings(deadline=None)
-@given(STEPS, st.integers(0, 3), st.integers(4, 7), st.integers(2, 4))
+@given(STEPS, STASHES)
 def test_a_served_history_keeps_every_law(
-    steps: list[tuple[str, int]], flush_every: int, width: int, slice_width: int
+    steps: list[tuple[str, int]], stash: StashConfig
 ) -> None:
     """Random loads, joins, leaves, failures and new weights, results settled one or two launches
     behind: counters move as the table says, rows as its row effects say, I5, I8 and I14 hold."""
-    server = Server(flush_every, width, slice_width)
+    server = Server(stash)
     for what, number in steps:
         server.play(what, number)
         server.hold()
@@ -161,7 +164,7 @@ def test_a_served_history_keeps_every_law(
 
 def test_random_histories_reach_every_mode_and_loss() -> None:
     """The histories above are not vacuous: a fixed one passes all modes, loses and frees a row."""
-    server = Server(flush_every=0, width=4, slice_width=2)
+    server = Server(StashConfig(flush_every=0, width=4, slice_width=2))
     server.join("r0", 5)
     seen = set()
     for load, steps in ((LOW, 2), (HIGH, 3), (LOW, 3), (HIGH, 8)):

@@ -7,6 +7,7 @@ import inspect
 import random
 import time
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,19 +231,19 @@ def test_slices_are_as_the_prover_takes_them(width: int, ahead: bool) -> None:
     """A slice starts at the largest gap and leaves less than there was, or a reseed is due."""
     stash, config = StashConfig(32, 4, width, seed_ahead=ahead), PolicyConfig(4)
     planned = plans(SMALL.shape, config, stash)
-    for gap in range(31):
-        plan = planned(Mode.RESEEDING, gap)
+    for gap, due in product(range(31), (False, True)):
+        plan = planned(Mode.RESEEDING, gap, due)
         if plan.action is Action.RESEED:
-            assert gap <= (0 if ahead else width)
+            assert gap == due == 0 if ahead else gap <= width
             continue
         with_the_launch = gap + 1
         assert plan.flush_upper == with_the_launch
         assert plan.flush_lower == max(0, plan.flush_upper - width)
-        assert plan.flush_lower <= with_the_launch - 2
+        assert plan.flush_lower <= max(0, with_the_launch - 2)
         assert plan.seeds is (plan.flush_lower == 0)
         assert ahead or not plan.seeds
     for gap in range(31):
-        plan = planned(Mode.PLAIN, gap)
+        plan = planned(Mode.PLAIN, gap, True)
         assert plan.flush_lower == 0
         assert plan.flush_upper in (0, gap + 1)
 

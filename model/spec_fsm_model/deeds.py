@@ -119,7 +119,7 @@ class Deeds:
         world = self.fact(world, Event.LAUNCHED, Arg(allowed=allowed, speculative=1))
         action = Action.RESEED if carried else Action.SPECULATE
         flight = Flight(action, world.state.f_launched, carried)
-        return _take_off(world, flight)
+        return _take_off(world, flight)._replace(ahead=0)
 
     def reseed(self, world: World) -> World:
         """The rest of the gaps, the seeds and the first speculative round go out as one."""
@@ -144,7 +144,7 @@ class Deeds:
             world = self.fact(world, event, arg)
             world = self._in_batch(world, flush, Arg(lower=plan.flush_lower))
         flight = Flight(Action.PLAIN, world.state.f_launched, flush, plan.flush_lower)
-        return _take_off(world, flight)
+        return _take_off(world, flight)._replace(ahead=int(plan.seeds))
 
     def _in_batch(self, world: World, effect: str, arg: Arg) -> World:
         """A row effect on the launched view of the rows a launch holds."""

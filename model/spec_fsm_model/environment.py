@@ -207,7 +207,9 @@ class Environment(Deeds):
             return
         if len(world.flights) > self.bounds.in_flight:
             return
-        plan = self.planner.plan(world.mode, max_gap(INT, world.state))
+        # Asked only where a plan depends on it.
+        seeds_due = self.bounds.seed_ahead and world.seeds_due
+        plan = self.planner.plan(world.mode, max_gap(INT, world.state), seeds_due)
         if plan.action is Action.PLAIN:
             flush = f"flush {plan.flush_upper} to {plan.flush_lower}" if plan.flush_upper else ""
             yield Act("launch plain", what=flush), partial(self.plain, world, plan)

@@ -35,7 +35,7 @@ from spec_fsm_model.world import (
     World,
 )
 
-SEARCHES = tuple(b for b in BOUNDS if b.rows == 1 and not b.skew and not b.pins)
+SEARCHES = tuple(b for b in BOUNDS if b.rows == 1 and not (b.skew or b.pins or b.seed_ahead))
 """The searches that are exported."""
 SAMPLE = 40
 """Worlds an act is run in before its program is tried in all others."""
@@ -155,7 +155,9 @@ class _Planner(Planner):
             dwell, backoff, failures = (concrete(n) for n in state[:3])
             return PolicyState(dwell, backoff, failures, state.pin)
 
-        self.plan = lambda mode, gap: plan(Mode(concrete(mode)), concrete(gap))
+        self.plan = lambda mode, gap, seeds_due: plan(
+            Mode(concrete(mode)), concrete(gap), seeds_due
+        )
         self.due = lambda state, mode, load: due(  # type: ignore[assignment]
             policy(state), Mode(concrete(mode)), load
         )

@@ -28,16 +28,23 @@ LOADS = {"low": 1, "middle": 3, "high": 5}
 _DISABLE_ABOVE, _ENABLE_AT = 4, 2
 
 
-def plans(shape: Shape, config: PolicyConfig, stash: StashConfig) -> Callable[[Mode, int], Plan]:
-    """`Lifecycle.plan_decode` by mode (not DRAINING) and positions missing; each asked once."""
+def plans(
+    shape: Shape, config: PolicyConfig, stash: StashConfig
+) -> Callable[[Mode, int, bool], Plan]:
+    """`Lifecycle.plan_decode` by mode (not DRAINING), positions missing and whether seeds are.
+
+    Each is asked once.
+    """
     lifecycle = Lifecycle(shape, Policy(config), stash)
     ledger = lifecycle.ledger
     ledger.join("r")
 
     @cache
-    def plan(mode: Mode, gap: int) -> Plan:
+    def plan(mode: Mode, gap: int, seeds_due: bool) -> Plan:
         lifecycle.mode = mode
-        ledger.t_launched = ledger.t_settled = gap
+        ledger.t_launched = ledger.t_settled = gap + 1
+        ledger.f_launched = ledger.floor = 1
+        lifecycle._seeds_at = -1 if seeds_due else gap + 1
         return lifecycle.plan_decode(1)
 
     return plan

@@ -42,7 +42,7 @@ SAYS = {
 }
 BOUNDS = (
     Bounds("one row, slices", rows=1, failures=1, dwell=1, width=4),
-    Bounds("one row, seeds ahead", rows=1, failures=1, dwell=1, width=4, seed_ahead=True),
+    Bounds("one row, seeds ahead", 1, failures=1, dwell=1, width=3, flush_every=2, seed_ahead=True),
     Bounds("two rows, slices, no overlap", in_flight=0, width=4),
     Bounds("one row, pins, flushes", rows=1, dwell=1, width=3, flush_every=2, pins=True),
 )
@@ -136,9 +136,10 @@ def _is_own(world: World, act: Act) -> bool:
 
 def _rank(world: World) -> tuple[int, int, int]:
     # A result in flight may leave a row that has to go before anything else: it counts last.
-    gap = max_gap(INT, world.state) if world.mode is Mode.RESEEDING else 0
+    # What is left to make: positions, and the seeds.
+    left = max_gap(INT, world.state) + world.seeds_due if world.mode is Mode.RESEEDING else 0
     due = sum(bool(r.ending and not r.flying) for r in world.rows)
-    return gap, len(world.flights), due
+    return left, len(world.flights), due
 
 
 def _check_rank(i: int, act: Act, world: World, after: World) -> None:

@@ -16,7 +16,7 @@ OLDEST    `Arg.oldest` is the tick of the oldest row that is neither lost nor go
 DROP      a launch drops the oldest rows, and flushes only once nothing is left to drop
           (`Ledger.launch_plain` does both at once).
 SLICE     each plain launch of RESEEDING carries a slice, and it leaves less missing than was
-          missing before that launch (`Lifecycle.plan_decode`; a test asks it).
+          missing before that launch, or nothing (`Lifecycle.plan_decode`; a test asks it).
 SIT OUT   a row whose last token is in flight sits out at most one launch, and leaves before that
           launch settles or another is issued (`Lifecycle.plan_decode`, I7).
 RESERVE   rows own `laws.reserve` slots beyond what they committed before a decode launch, and

@@ -136,7 +136,7 @@ class Launches(Reading):
         guards = self._guards(edge, s, a)
         contract = [STATE_PREDICATES["WITHIN_STASH"](Z3, s)]
         if edge.source is Mode.RESEEDING:
-            contract.append(a.lower <= gap_of_all(before) - 2)
+            contract.append(a.lower <= Z3.max(0, gap_of_all(before) - 2))
         held = z3.And(r.running, r.sat != Sat.PLAIN)
         row = r._replace(launched=self._on_row(edge, s, r.launched, a))
         after = replace(after, row=select(held, row, r))

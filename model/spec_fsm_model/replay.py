@@ -77,6 +77,7 @@ class Replay:
         self._planned: tuple[Plan, int] | None = None
         self._rows = 0  # rows of the last plan
         self._departed = self._sat_out = 0
+        self._seeds_at = -1  # plain launches when one was last to make the seeds
         self._chunks: dict[str, int] = {}
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
             "start": self._start,
@@ -216,7 +217,9 @@ class Replay:
         mode, rows = self._mode, count(line, "rows", 1)
         if mode is Mode.DRAINING:
             raise Mismatch("a plan in DRAINING", "DRAINED first")
-        plan: Plan = self._planner(mode, self._ledger.max_gap)
+        ledger = self._ledger
+        due = ledger.unseeded and self._seeds_at != ledger.t_launched
+        plan: Plan = self._planner(mode, ledger.max_gap, due)
         same("action", line.get("action"), ACTIONS[plan.action])
         same("flush", line.get("flush"), [plan.flush_upper, plan.flush_lower])
         if mode is not Mode.SPEC:
@@ -251,6 +254,8 @@ class Replay:
             event = Event.FLUSHED if self._mode is Mode.PLAIN else Event.SLICE_DONE
             ages: dict[str, object] = {"upper": plan.flush_upper, "lower": plan.flush_lower}
             self._due.append((event, ages))
+            if plan.seeds:
+                self._seeds_at = ledger.t_launched
         self._flights.append(Flight(action, rows, self._state.f_launched))
         return Arg(allowed=allowed, plain=1)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from spec_fsm._rules import RowState, State
+from spec_fsm._rules import RowState, State, unseeded
 from spec_fsm.laws import Shape
 from spec_fsm.modes import Action, Mode, Pin
 from spec_fsm.ops import INT, Ops, Term
@@ -131,7 +131,10 @@ class Cached(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything the search distinguishes, at a moment between two acts of the server."""
+    """Everything the search distinguishes, at a moment between two acts of the server.
+
+    ahead: 1 after a plain launch that made the seeds.
+    """
 
     mode: Mode
     state: State
@@ -139,6 +142,12 @@ class World(NamedTuple):
     rows: tuple[Request, ...]
     flights: tuple[Flight, ...]
     cached: Cached = Cached()
+    ahead: int = 0
+
+    @property
+    def seeds_due(self) -> bool:
+        """Whether a row has no seed, and none was made ahead."""
+        return bool(unseeded(INT, self.state)) and not self.ahead
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -180,7 +189,8 @@ class Canonical:
         rows = tuple(sorted(self.request(r, shift) for r in world.rows))
         state = self.state(world.state)
         flights = tuple(f._replace(point=self._tick(f.point, shift)) for f in world.flights)
-        return World(world.mode, state, world.policy, rows, flights, self._cached(world.cached))
+        cached = self._cached(world.cached)
+        return World(world.mode, state, world.policy, rows, flights, cached, world.ahead)
 
     def _cached(self, cached: Cached) -> Cached:
         """The prefix from its end: no longer than the length every settled row reads as."""
