@@ -190,7 +190,7 @@ def forwards(live: Live) -> dict[str, Any]:
 
 @scenario
 def flapping(live: Live) -> dict[str, Any]:
-    """Load around the threshold: a short request comes as soon as the one before has left."""
+    """Load around the threshold: a short request comes soon after the one before has left."""
     for _ in range(live.params["steady"]):
         live.submit(600)
     live.step(6)
@@ -198,6 +198,7 @@ def flapping(live: Live) -> dict[str, Any]:
         short = live.submit(2, live.prompt(3, 5))
         while not live.engine.outputs[short].finished:
             live.step()
+        live.step(3)
         if len(live.modes) > 120:
             break
     steps = len(live.modes)
