@@ -192,6 +192,25 @@ def stale_seed(world: World) -> None:
     rebuild.seed = wrong
 
 
+@fault("the seed made ahead is not handed on", "rounds")
+def drop_seed(world: World) -> None:
+    """The launch that reseeds finds that of an earlier position, and its flag set."""
+    from spec_fsm_sglang import plain
+
+    wrap(plain, "complete", lambda complete, *args, **_: complete(*args, with_seed=False))
+
+
+@fault("seeds count as made ahead that were not", "I8", overlap=False)
+def seed_taken_for_made(world: World) -> None:
+    """The launch that reseeds makes none."""
+
+    def around(reseed: Any, fsm: Any, *args: Any) -> Any:
+        world.worker._ahead = fsm.lifecycle.ledger.t_launched, None
+        return reseed(fsm, *args)
+
+    wrap(world.worker, "_reseed", around)
+
+
 @fault("the seed is that of the position before", "draft KV", overlap=False)
 def seed_off_by_one(world: World) -> None:
     """The window of the seed extend starts one too early."""
