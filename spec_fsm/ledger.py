@@ -110,6 +110,7 @@ class Ledger:
         "points",
         "reseeds",
         "rows",
+        "seeds_at",
         "t_launched",
         "t_settled",
         "unsettled",
@@ -129,6 +130,8 @@ class Ledger:
         self.reseeds = 0
         """Of the unsettled launches, those that reseeded: 0 or 1, and the oldest of them."""
         self._seed_launched = self._seed_settled = 0
+        self.seeds_at = -1
+        """The tick whose launch made seeds ahead of a reseed last, see `StashConfig.seed_ahead`."""
         self._base: dict[str, int] = {}
         self._lost: dict[str, tuple[int, int]] = {}
         self.points: deque[tuple[int, int]] = deque()
@@ -161,6 +164,11 @@ class Ledger:
         """Whether a row that is not lost was decoded plainly since its seed was made."""
         oldest = next(iter(self._base.values()), self.t_launched)
         return max(oldest, self._seed_launched) < self.t_launched
+
+    @property
+    def seeds_due(self) -> bool:
+        """Whether a row that is not lost has no seed, and none was made ahead."""
+        return self.unseeded and self.seeds_at != self.t_launched
 
     @property
     def next_action(self) -> Action | None:

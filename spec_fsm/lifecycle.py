@@ -69,7 +69,6 @@ class Lifecycle(Reports):
         # RESEEDING, and SPEC and PLAIN are left by a boundary alone, so modes need not reset it.
         self._calm = NOWHERE
         self._sat_out = 0  # rows that joined and were not in the last launch, see `plan_decode`
-        self._seeds_at = -1  # plain launches when one was last planned to make the seeds
         self._flush_at = stash.flush_every or _NEVER
         self._periodic = Plan(_ACT_PLAIN, _PLAIN, flush_upper=stash.flush_every)
 
@@ -242,10 +241,7 @@ class Lifecycle(Reports):
     def _plan_slice(self) -> Plan:
         ledger, width = self.ledger, self.stash.slice_width
         gap, lower = ledger.max_gap, max(0, ledger.max_gap + 1 - width)
-        if self.stash.seed_ahead:
-            due = gap == 0 and (self._seeds_at == ledger.t_launched or not ledger.unseeded)
-        else:
-            due = gap <= width
+        due = gap == 0 and not ledger.seeds_due if self.stash.seed_ahead else gap <= width
         if due:
             return Plan(_ACT_RESEED, _RESEEDING, flush_upper=gap)
         return Plan(_ACT_PLAIN, _RESEEDING, False, gap + 1, lower, seeds=not lower)
@@ -326,7 +322,7 @@ class Lifecycle(Reports):
             if plan.flush_upper:
                 ledger.flush(plan.flush_lower)
                 if plan.seeds:
-                    self._seeds_at = ledger.t_launched
+                    ledger.seeds_at = ledger.t_launched
         if self._trace is not None:
             self._launched_lines(rows, plan, dropped)
 

@@ -318,12 +318,12 @@ def naive_patch(live: Live) -> dict[str, Any]:
 @scenario
 def reseed_failure(live: Live) -> dict[str, Any]:
     """A rebuild that raises: the batch goes on in PLAIN and comes back after the back-off."""
+    from spec_fsm_sglang import rebuild
+
     for _ in range(3):
         live.submit(200)
     live.fsm.pin(2)
     live.step(20)
-    from spec_fsm_sglang import rebuild
-
     seed = rebuild.seed
     failures = live.params.get("failures", 2)
 

@@ -99,7 +99,7 @@ class BulkRebuild:
             self.read_done = torch.cuda.current_stream().record_event()
         slots = torch.where(missing, slots, SINK_SLOT).reshape(-1)
         hidden_states = hidden_states.flatten(0, 1)
-        self._write_padded(positions.reshape(-1), tokens.reshape(-1), hidden_states, slots)
+        self._write(positions.reshape(-1), tokens.reshape(-1), hidden_states, slots)
         self._stash.cover(rows, committed - lower)
 
     @torch.no_grad()
@@ -117,23 +117,6 @@ class BulkRebuild:
             self._write(positions, positions, hidden, positions + SINK_SLOT)
         self._warmed = sizes
 
-    def _write_padded(
-        self,
-        positions: torch.Tensor,
-        tokens: torch.Tensor,
-        hidden_states: torch.Tensor,
-        slots: torch.Tensor,
-    ) -> None:
-        """`_write`, with zeros for the sink slot up to a size that is warm, if there is one."""
-        entries = positions.shape[0]
-        at = bisect_left(self._warmed, entries)
-        spare = self._warmed[at] - entries if at < len(self._warmed) else 0
-        if spare:
-            positions, tokens = F.pad(positions, (0, spare)), F.pad(tokens, (0, spare))
-            hidden_states = F.pad(hidden_states, (0, 0, 0, spare))
-            slots = F.pad(slots, (0, spare), value=SINK_SLOT)
-        self._write(positions, tokens, hidden_states, slots)
-
     def _write(
         self,
         positions: torch.Tensor,
@@ -143,8 +126,16 @@ class BulkRebuild:
     ) -> None:
         """Write K and V at `[n]` positions into `[n]` slots.
 
-        `hidden_states`: `[n, hidden_size]`, the target's.
+        `hidden_states`: `[n, hidden_size]`, the target's. Zeros for the sink slot are added up to
+        a size that is warm, if there is one.
         """
+        entries = positions.shape[0]
+        at = bisect_left(self._warmed, entries)
+        spare = self._warmed[at] - entries if at < len(self._warmed) else 0
+        if spare:
+            positions, tokens = F.pad(positions, (0, spare)), F.pad(tokens, (0, spare))
+            hidden_states = F.pad(hidden_states, (0, 0, 0, spare))
+            slots = F.pad(slots, (0, spare), value=SINK_SLOT)
         attention = self._runner.model.model.layers[0].self_attn
         key, value = self._project(attention, self._attention_input(tokens, hidden_states))
         # The rotation wants a Q beside K; what it makes of it is thrown away.

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 
 from spec_fsm_sglang import client
+from spec_fsm_sglang.bench.plain import percentile
 from spec_fsm_sglang.demo.server import running
 
 SWITCHES, STAY_S, WINDOW_S = 12, 0.8, 0.25
@@ -78,8 +79,8 @@ def figures(came: list[list[float]], pins: list[tuple[str, float]]) -> dict[str,
     found: dict[str, Any] = {"switches": around}
     for mode, ms in steady.items():
         ms.sort()
-        found[f"{mode}_median_ms"] = round(ms[len(ms) // 2], 3)
-        found[f"{mode}_p99_ms"] = round(ms[len(ms) * 99 // 100], 3)
+        found[f"{mode}_median_ms"] = round(percentile(ms, 0.5), 3)
+        found[f"{mode}_p99_ms"] = round(percentile(ms, 0.99), 3)
         found[f"{mode}_max_ms"] = round(ms[-1], 3)
     return found
 
@@ -90,13 +91,13 @@ def main() -> None:
     asked.add_argument("out", type=Path)
     asked.add_argument("--requests", type=int, default=8)
     asked.add_argument("--tokens", type=int, default=6000, help="longest answer")
-    own, _, flags = " ".join(sys.argv[1:]).partition(" -- ")
-    chosen = asked.parse_args(own.split())
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    chosen, flags = asked.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     came: list[list[float]] = [[] for _ in range(chosen.requests)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         started = time.monotonic()
-        with running(flags.split(), log) as server:
+        with running(flags, log) as server:
             ready = time.monotonic() - started
             print(f"ready after {ready:.0f} s", file=sys.stderr, flush=True)
             pins = asyncio.run(switches(server.url, chosen.tokens, came))

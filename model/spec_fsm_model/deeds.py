@@ -137,7 +137,9 @@ class Deeds:
         world = self._drop(world, kept)
         flush = ""
         if plan.flush_upper:
-            self.allowed(world, Phase.FLUSH, *(Phase.SEED_EXTEND,) * plan.seeds)
+            self.allowed(world, Phase.FLUSH)
+            if plan.seeds:
+                self.allowed(world, Phase.SEED_EXTEND)
             event = Event.FLUSHED if world.mode == Mode.PLAIN else Event.SLICE_DONE
             flush = self.table.row_effect(world.mode, event)
             arg = Arg(upper=plan.flush_upper, lower=plan.flush_lower)

@@ -44,7 +44,7 @@ def plans(
         lifecycle.mode = mode
         ledger.t_launched = ledger.t_settled = gap + 1
         ledger.f_launched = ledger.floor = 1
-        lifecycle._seeds_at = -1 if seeds_due else gap + 1
+        ledger.seeds_at = -1 if seeds_due else gap + 1
         return lifecycle.plan_decode(1)
 
     return plan

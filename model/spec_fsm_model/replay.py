@@ -77,7 +77,6 @@ class Replay:
         self._planned: tuple[Plan, int] | None = None
         self._rows = 0  # rows of the last plan
         self._departed = self._sat_out = 0
-        self._seeds_at = -1  # plain launches when one was last to make the seeds
         self._chunks: dict[str, int] = {}
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
             "start": self._start,
@@ -218,8 +217,7 @@ class Replay:
         if mode is Mode.DRAINING:
             raise Mismatch("a plan in DRAINING", "DRAINED first")
         ledger = self._ledger
-        due = ledger.unseeded and self._seeds_at != ledger.t_launched
-        plan: Plan = self._planner(mode, ledger.max_gap, due)
+        plan: Plan = self._planner(mode, ledger.max_gap, ledger.seeds_due)
         same("action", line.get("action"), ACTIONS[plan.action])
         same("flush", line.get("flush"), [plan.flush_upper, plan.flush_lower])
         if mode is not Mode.SPEC:
@@ -255,7 +253,7 @@ class Replay:
             ages: dict[str, object] = {"upper": plan.flush_upper, "lower": plan.flush_lower}
             self._due.append((event, ages))
             if plan.seeds:
-                self._seeds_at = ledger.t_launched
+                ledger.seeds_at = ledger.t_launched
         self._flights.append(Flight(action, rows, self._state.f_launched))
         return Arg(allowed=allowed, plain=1)
 
