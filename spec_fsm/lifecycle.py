@@ -239,12 +239,16 @@ class Lifecycle(Reports):
         return self._periodic if self._flush_at == 1 else PLAIN_STEP
 
     def _plan_slice(self) -> Plan:
-        ledger, width = self.ledger, self.stash.slice_width
-        gap, lower = ledger.max_gap, max(0, ledger.max_gap + 1 - width)
-        due = gap == 0 and not ledger.seeds_due if self.stash.seed_ahead else gap <= width
-        if due:
+        ledger, width, ahead = self.ledger, self.stash.slice_width, self.stash.seed_ahead
+        gap = ledger.max_gap
+        if (gap == 0 and not ledger.seeds_due) if ahead else gap <= width:
             return Plan(_ACT_RESEED, _RESEEDING, flush_upper=gap)
-        return Plan(_ACT_PLAIN, _RESEEDING, False, gap + 1, lower, seeds=not lower)
+        upper = gap + 1
+        lower = max(0, upper - width)
+        if upper > ahead:
+            # The newest age stays for the launch that makes the seeds.
+            lower = max(1, lower)
+        return Plan(_ACT_PLAIN, _RESEEDING, False, upper, lower, seeds=not lower)
 
     def _wrong_rows(self, rows: int) -> NoReturn:
         error = IllegalLaunch(

@@ -17,8 +17,9 @@ class Plan:
         committed - flush_upper up to, not including, committed - flush_lower of each row, where
         `committed` counts every plain launch issued, the planned one included if it is plain.  A
         row whose own gap is smaller than `flush_upper` starts at its gap.  0, 0: no flush.
-    seeds: nothing is missing after this plain launch, so that it may make the seeds as well; with
-        the next one, a RESEED, they are due.
+    seeds: nothing is missing after this plain launch, so that it may make the seeds as well (the
+        extend that makes one can write what is missing on its way); with the next one, a RESEED,
+        they are due.
     settle_first: nothing is to be launched until every result in flight was processed; then ask
         again.  Only `Lifecycle.decide` says so; `plan_decode` refuses instead.
     """
@@ -40,22 +41,24 @@ class StashConfig:
         positions (0: only when speculation resumes; else 1 to width - 1, so that no row is lost).
     slice_width: most ages one slice of RESEEDING writes (2 or more: the plain launch that
         carries a slice opens one position itself, so slices of one would never end).
-    seed_ahead: the last slice goes out with a plain launch, too, and the seeds after it, so that
-        the launch of RESEED has only drafts to make.  For an engine that issues a launch before
-        it processes the result before: that result waits until the whole launch is issued.
+    seed_ahead: 0, or the most ages (2 or more) that a plain launch writes together with the seeds.
+        The seeds then go out one launch before RESEED, which has only drafts to make, and a longer
+        gap is written before them, but for its newest age.  For an engine that issues a launch
+        before it processes the result before: that result waits until the launch is issued.
     """
 
     width: int = 64
     flush_every: int = 16
     slice_width: int = 64
-    seed_ahead: bool = False
+    seed_ahead: int = 0
 
     def __post_init__(self) -> None:
         whole("width", self.width, 2)
         whole("flush_every", self.flush_every, 0, self.width - 1)
         whole("slice_width", self.slice_width, 2)
-        if not isinstance(self.seed_ahead, bool):
-            raise ConfigError(f"seed_ahead is {self.seed_ahead!r}: accepted are True and False")
+        whole("seed_ahead", self.seed_ahead, 0)
+        if self.seed_ahead == 1:
+            raise ConfigError("seed_ahead is 1: accepted are 0 and whole numbers from 2")
 
 
 class Steady:

@@ -7,6 +7,7 @@ Here: stash, rebuild, membership, ownership.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -77,9 +78,9 @@ def record_of_another(world: World) -> None:
     )
 
 
-@fault("a plain step leaves the row seeded", "rounds")
+@fault("a plain step leaves the row seeded", "draft KV")
 def keep_seeded(world: World) -> None:
-    """The seed is then that of an older position."""
+    """The seed is then that of an older position, and what its extend is to write is missing."""
     stash = world.worker.stash
 
     def around(record: Any, rows: Any, *values: Any) -> None:
@@ -186,10 +187,11 @@ def stale_seed(world: World) -> None:
     """The silent kind: nothing but acceptance shows it."""
     from spec_fsm_sglang import rebuild
 
-    def wrong(_worker: Any, stash: Any, _host: Any, batch: Any, *_rest: Any) -> None:
-        stash.seeded[batch.req_pool_indices] = True
+    def around(seed: Any, *args: Any) -> None:
+        *what, relay = args
+        seed(*what, copy.copy(relay))
 
-    rebuild.seed = wrong
+    wrap(rebuild, "seed", around)
 
 
 @fault("the seed made ahead is not handed on", "rounds")
@@ -221,6 +223,18 @@ def seed_off_by_one(world: World) -> None:
         return run(*what, type(window)(*(positions - 1 for positions in window)))
 
     wrap(rebuild, "run_draft_extend", around)
+
+
+@fault("the extend that makes the seeds leaves out what was missing before", "draft KV")
+def seed_too_short(world: World) -> None:
+    """It begins at the last position, as if a flush had come before it."""
+    from spec_fsm_sglang import rebuild
+
+    def around(seed: Any, *args: Any) -> None:
+        *what, _missing, relay = args
+        seed(*what, 0, relay)
+
+    wrap(rebuild, "seed", around)
 
 
 # -- membership -----------------------------------------------------------------------------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spec_fsm.errors import ConfigError
+from spec_fsm.laws import Shape
 from spec_fsm_sglang.bench import recovery, switch
 from spec_fsm_sglang.bench.arms import Stopped, keeping, pair_of, stoppable, whole_numbers
-from spec_fsm_sglang.bench.load import Measured
+from spec_fsm_sglang.bench.load import Load, Measured
 from spec_fsm_sglang.bench.plain import compared, lower_bound, percentile, summary
 from spec_fsm_sglang.bench.recovery import Pair, figures
 from spec_fsm_sglang.bench.switch import Cycles, Output
@@ -132,3 +135,23 @@ def test_stopped_measurement_keeps_what_it_has() -> None:
     with pytest.raises(Stopped), stoppable(), keeping([], said.append):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_many_cycles_are_numbered_through_over_loads() -> None:
+    """Each load has at most so many that its requests fit; only the first is a fresh server's."""
+    asked: list[tuple[int, int]] = []
+
+    class Server:
+        def call(self, _name: str, *, load: Load, gap: int, iterations: int) -> dict[str, object]:
+            asked.append((iterations, load.output_len))
+            outputs = [[5.0, "PLAIN", "PLAIN", 9, cycle, 1.0] for cycle in range(iterations)]
+            return {"outputs": outputs, "late": len(asked) % 2, "rebuild_ms": [0.5] * iterations}
+
+    bench: Any = SimpleNamespace(shape=Shape(1, 3, 4), pair=SimpleNamespace(vocab=100))
+    setup = switch.Setup(bench, [2], [16], switch.CYCLES_A_LOAD * 2 + 3, 8)
+    server: Any = Server()
+    found = switch._cycles(setup, server, 2, 16)
+    assert [o.cycle for o in found.outputs] == list(range(setup.cycles))
+    assert (found.late, len(found.rebuild_ms)) == (1, setup.cycles)
+    assert [cycles for cycles, _ in asked] == [switch.CYCLES_A_LOAD, switch.CYCLES_A_LOAD, 3]
+    assert asked[0][1] == asked[1][1] > asked[2][1]

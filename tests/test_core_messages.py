@@ -265,8 +265,12 @@ def test_what_a_refused_launch_says(
             "slice_width is True: accepted are whole numbers, 2 or more",
         ),
         (
-            lambda: StashConfig(seed_ahead=1),  # type: ignore[arg-type]
-            "seed_ahead is 1: accepted are True and False",
+            lambda: StashConfig(seed_ahead=True),
+            "seed_ahead is True: accepted are whole numbers, 0 or more",
+        ),
+        (
+            lambda: StashConfig(seed_ahead=1),
+            "seed_ahead is 1: accepted are 0 and whole numbers from 2",
         ),
     ],
 )

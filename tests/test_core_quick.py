@@ -41,7 +41,7 @@ class Pair:
     """Two lifecycles told the same history, one by plain calls, the other by `decide`."""
 
     def __init__(self, flush_every: int, dwell: int, *, ahead: bool, traced: bool) -> None:
-        stash = StashConfig(6, flush_every, slice_width=2, seed_ahead=ahead)
+        stash = StashConfig(6, flush_every, slice_width=3, seed_ahead=2 if ahead else 0)
         self.sinks = (ListSink(), ListSink()) if traced else (None, None)
         self.plain, self.quick = (make(stash=stash, dwell=dwell, trace=sink) for sink in self.sinks)
         self.load = LOW

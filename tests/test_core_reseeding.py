@@ -43,7 +43,7 @@ def test_slices_start_at_the_oldest_gap_and_shrink_it() -> None:
 
 def test_seeds_made_ahead_leave_the_reseed_nothing_to_write() -> None:
     """The last slice goes out with a plain launch, the seeds with it; the RESEED comes next."""
-    stash = StashConfig(width=32, flush_every=0, slice_width=4, seed_ahead=True)
+    stash = StashConfig(width=32, flush_every=0, slice_width=4, seed_ahead=4)
     assert reseed(plainly(10, stash)) == [
         (Action.PLAIN, 11, 7, False),
         (Action.PLAIN, 8, 4, False),
@@ -54,9 +54,20 @@ def test_seeds_made_ahead_leave_the_reseed_nothing_to_write() -> None:
     assert reseed(plainly(3, stash))[0] == (Action.PLAIN, 4, 0, True)
 
 
+def test_a_gap_too_long_for_the_seeds_is_written_one_launch_before_them() -> None:
+    """Its newest age is left, which they write with that of their own launch."""
+    stash = StashConfig(width=64, flush_every=0, seed_ahead=4)
+    assert reseed(plainly(40, stash)) == [
+        (Action.PLAIN, 41, 1, False),
+        (Action.PLAIN, 2, 0, True),
+        (Action.RESEED, 0, 0, False),
+    ]
+    assert reseed(plainly(4, stash))[0] == (Action.PLAIN, 5, 1, False)
+
+
 def test_seeds_are_made_ahead_where_no_position_is_missing() -> None:
     """A flush just wrote the gap: the seeds have a plain launch to go with all the same."""
-    stash = StashConfig(width=32, flush_every=4, seed_ahead=True)
+    stash = StashConfig(width=32, flush_every=4, seed_ahead=4)
     flushed = plainly(4, stash)
     assert flushed.ledger.max_gap == 0
     assert reseed(flushed) == [(Action.PLAIN, 1, 0, True), (Action.RESEED, 0, 0, False)]
@@ -69,7 +80,7 @@ def test_seeds_are_made_ahead_where_no_position_is_missing() -> None:
 
 def test_seeds_made_ahead_are_still_good_after_a_failure_and_stale_after_a_step() -> None:
     """What counts is whether a plain launch came since."""
-    lifecycle = plainly(3, StashConfig(width=32, flush_every=0, seed_ahead=True))
+    lifecycle = plainly(3, StashConfig(width=32, flush_every=0, seed_ahead=4))
     lifecycle.boundary(LOW)
     assert lifecycle.plan_decode(1).seeds
     step(lifecycle)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STEPS = moves(step=8, settle=4, join=3, load=2, leave=2, fail=1, weights=1, nothing=1)
 STASHES = st.builds(
-    StashConfig, st.integers(4, 7), st.integers(0, 3), st.integers(2, 4), st.booleans()
+    StashConfig, st.integers(4, 7), st.integers(0, 3), st.integers(2, 4), st.sampled_from((0, 2, 3))
 )
 
 

@@ -73,7 +73,7 @@ def test_a_scripted_history_line_by_line() -> None:
         "v": 1,
         "shape": {"topk": 4, "num_steps": 2, "num_draft_tokens": 16, "page_size": 1},
         "policy": {"disable_above": 5, "enable_at": 3, "dwell": 0, "pin": "AUTO"},
-        "stash": {"width": 4, "flush_every": 0, "slice_width": 2, "seed_ahead": False},
+        "stash": {"width": 4, "flush_every": 0, "slice_width": 2, "seed_ahead": 0},
     }
 
     def event(name: str, mode: str, to: str, unsettled: int, **fields: Any) -> dict[str, Any]:

@@ -67,8 +67,11 @@ class Rows:
         assert torch.equal(first, torch.maximum(covered, committed - upper))
         assert torch.equal(end, torch.maximum(covered, committed - lower))
         seeded = torch.tensor(list(self.seeded.values()))
-        wanted = torch.where(seeded, committed, committed - 1)
-        assert torch.equal(self.host.seed_start(batch, committed), wanted)
+        for missing in (upper, 0):
+            start = torch.maximum(covered, committed - max(1, missing))
+            wanted = torch.where(seeded, committed, torch.minimum(start, committed - 1))
+            found = self.host.seed_start(batch, committed, missing)
+            assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -88,3 +91,4 @@ def test_a_row_that_has_ended_is_extended_from_its_end() -> None:
     batch: Any = SimpleNamespace(reqs=[SimpleNamespace(rid="gone")])
     first, end = host.flush_span(batch, torch.tensor([9]), 5, 0)
     assert (first.item(), end.item()) == (9, 9)
+    assert host.seed_start(batch, torch.tensor([9]), 5).item() == 8

@@ -225,9 +225,9 @@ def test_a_copy_would_be_seen(copy: str) -> None:
 # -- what is assumed ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [0, 2, 5, 64])
 @pytest.mark.parametrize("width", [2, 3, 7])
-def test_slices_are_as_the_prover_takes_them(width: int, ahead: bool) -> None:
+def test_slices_are_as_the_prover_takes_them(width: int, ahead: int) -> None:
     """A slice starts at the largest gap and leaves less than there was, or a reseed is due."""
     stash, config = StashConfig(32, 4, width, seed_ahead=ahead), PolicyConfig(4)
     planned = plans(SMALL.shape, config, stash)
@@ -238,10 +238,13 @@ def test_slices_are_as_the_prover_takes_them(width: int, ahead: bool) -> None:
             continue
         with_the_launch = gap + 1
         assert plan.flush_upper == with_the_launch
-        assert plan.flush_lower == max(0, plan.flush_upper - width)
+        rest = max(0, plan.flush_upper - width)
+        assert plan.flush_lower == (max(1, rest) if plan.flush_upper > ahead else rest)
+        assert plan.flush_lower == rest or (plan.flush_lower == 1 and plan.flush_upper > 2)
         assert plan.flush_lower <= max(0, with_the_launch - 2)
         assert plan.seeds is (plan.flush_lower == 0)
         assert ahead or not plan.seeds
+        assert not plan.seeds or plan.flush_upper <= ahead
     for gap in range(31):
         plan = planned(Mode.PLAIN, gap, True)
         assert plan.flush_lower == 0

@@ -69,7 +69,7 @@ class Controller:
             flush_every=sizes.flush_every,
             slice_width=min(config.slice_width(), sizes.width),
             # Only there does a result wait for the launch after it.
-            seed_ahead=not get_schedule().disable_overlap_schedule,
+            seed_ahead=0 if get_schedule().disable_overlap_schedule else shape.num_draft_tokens,
         )
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None

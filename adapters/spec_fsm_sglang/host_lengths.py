@@ -52,11 +52,24 @@ class HostLengths:
         missing = torch.tensor(gaps, dtype=torch.int64)
         return committed - missing.clamp(max=upper), committed - missing.clamp(max=lower)
 
-    def seed_start(self, batch: ScheduleBatch, committed: torch.Tensor) -> torch.Tensor:
-        """The last position of each row, or the one after it where the row is seeded already."""
-        ledger = self._ledger()
-        seeded = [ledger.seeded(req.rid) for req in batch.reqs]
-        return committed - 1 + torch.tensor(seeded, dtype=torch.int64)
+    def seed_start(
+        self, batch: ScheduleBatch, committed: torch.Tensor, missing: int
+    ) -> torch.Tensor:
+        """Where the extend that makes a seed begins, if no row misses more than `missing`.
+
+        At a row's first missing position, at its last one where none is missing, or one after
+        that where the row is seeded already. Counted as in `flush_span`.
+        """
+        ledger, most = self._ledger(), max(1, missing)
+        back = []
+        for req in batch.reqs:
+            base = ledger.base(req.rid)
+            if base is None:
+                back.append(1)  # it has ended and rides along
+            else:
+                plain = ledger.t_launched - base
+                back.append(0 if ledger.seeded(req.rid) else min(plain, most))
+        return committed - torch.tensor(back, dtype=torch.int64)
 
 
 __all__ = ["HostLengths"]

@@ -47,6 +47,8 @@ class Rebuild(Protocol):
     """A strategy that writes missing draft KV."""
 
     name: str
+    by_seed: bool
+    """Whether the extend that makes a seed may write what it passes in place of a flush."""
     read_done: Any
     """Event after the last read of what the scheduler writes, of the flush enqueued last; None
     where nothing finer is known than its end."""
@@ -71,6 +73,7 @@ class BulkRebuild:
     """K and V of the missing positions in one pass; only for drafts with one attention layer."""
 
     name = "bulk"
+    by_seed = True
 
     def __init__(self, draft_worker: EagleDraftWorker, stash: Stash) -> None:
         misfit = bulk_misfit(draft_worker.draft_runner.model)
@@ -210,6 +213,7 @@ class ColdRebuild:
     """No rebuild at all: the draft goes on over holes. What the others are compared with."""
 
     name = "cold"
+    by_seed = False
     read_done = None
 
     def __init__(self, stash: Stash) -> None:
@@ -225,6 +229,7 @@ class ExtendRebuild:
     """SGLang's draft extend over the gap, in ascending slices; fits every draft."""
 
     name = "extend"
+    by_seed = True
     read_done = None
 
     def __init__(self, draft_worker: EagleDraftWorker, stash: Stash, host: HostLengths) -> None:
@@ -310,19 +315,24 @@ def seed(  # noqa: PLR0913 -- what a draft extend takes, and the relay it fills
     host: HostLengths,
     batch: ScheduleBatch,
     committed: torch.Tensor,
+    missing: int,
     relay: EagleDraftInput,
 ) -> None:
     """Give every row of `relay` a valid `topk_p`, `topk_index` and `hidden_states`.
 
-    One draft extend whose window starts at the last committed position. Rows that are seeded
+    One draft extend whose window starts at the first missing position, of which no row has more
+    than `missing` (at most `num_draft_tokens`), or at the last committed one. Rows that are seeded
     already (their prefill was the last thing that happened to them) keep what the relay
     carries; their window starts one later, so that nothing committed is rewritten.
     """
-    seeded = stash.seeded[batch.req_pool_indices]
+    rows = batch.req_pool_indices
+    seeded = stash.seeded[rows]
     committed = committed.to(torch.int64)
-    first = torch.where(seeded, committed, committed - 1)
+    # Not below `covered`: what lies there may belong to the prefix cache (I15).
+    first = torch.maximum(stash.covered[rows], committed - max(1, missing))
+    first = torch.where(seeded, committed, torch.minimum(first, committed - 1))
     lengths = batch.seq_lens_cpu
-    first_cpu = None if lengths is None else host.seed_start(batch, lengths)
+    first_cpu = None if lengths is None else host.seed_start(batch, lengths, missing)
     made = run_draft_extend(draft_worker, stash, batch, Window(first, committed, first_cpu))
     keep = seeded.unsqueeze(1)
     relay.topk_p = torch.where(keep, relay.topk_p, made.topk_p.to(relay.topk_p.dtype))
@@ -332,7 +342,8 @@ def seed(  # noqa: PLR0913 -- what a draft extend takes, and the relay it fills
     relay.hidden_states = torch.where(
         keep, relay.hidden_states, made.hidden_states.to(relay.hidden_states.dtype)
     )
-    stash.seeded.index_fill_(0, batch.req_pool_indices.to(torch.int64), True)
+    stash.cover(rows, committed)
+    stash.seeded.index_fill_(0, rows.to(torch.int64), True)
 
 
 def choose(

@@ -191,13 +191,13 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         self._read_last_by_target = True
         hidden_states = result.logits_output.hidden_states
         self.stash.record(rows, positions, hidden_states, result.next_token_ids)
-        if plan.flush_upper > plan.flush_lower:
+        if plan.seeds:
+            self._seed_ahead(fsm, batch, new_seq_lens, plan, relay)
+        elif plan.flush_upper > plan.flush_lower:
             with self._rebuilding():
                 self._flush_or_retry(fsm, batch, new_seq_lens, plan)
             # The flush read slots after the target did.
             self.target_worker.model_runner.shared_read_done_event = self.rebuild.read_done
-        if plan.seeds:
-            self._seed_ahead(fsm, batch, new_seq_lens, relay)
         with_seed = plan.seeds or not batch.enable_overlap
         plain.complete(result, relay, new_seq_lens, with_seed=with_seed)
         return result
@@ -233,19 +233,46 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 self.rebuild.flush(batch, committed, age, age - 1)
 
     def _seed_ahead(
-        self, fsm: Controller, batch: ScheduleBatch, committed: torch.Tensor, relay: EagleDraftInput
+        self,
+        fsm: Controller,
+        batch: ScheduleBatch,
+        committed: torch.Tensor,
+        plan: Plan,
+        relay: EagleDraftInput,
     ) -> None:
         """Make the seeds with the plain launch before the one they are due with (`Plan.seeds`).
 
-        What fails here is told when they are due: until then nothing depends on them.
+        If it fails that is told when they are due; until then nothing depends on them. What was
+        missing is written all the same: the ledger counts it as done.
         """
-        failure = self._tried(lambda: self._seed(batch, committed, relay))
+        failure = self._tried(lambda: self._seed(fsm, batch, committed, plan, relay))
+        if failure is not None:
+            with self._rebuilding():
+                self._flush_or_retry(fsm, batch, committed, plan)
         self._ahead = fsm.lifecycle.ledger.t_launched, failure
         # The draft extend reads what the scheduler writes next after the target did.
         self._read_last_by_target = False
 
-    def _seed(self, batch: ScheduleBatch, committed: torch.Tensor, relay: EagleDraftInput) -> None:
-        rebuild.seed(self.draft_worker, self.stash, self.host_lengths, batch, committed, relay)
+    def _seed(
+        self,
+        fsm: Controller,
+        batch: ScheduleBatch,
+        committed: torch.Tensor,
+        plan: Plan,
+        relay: EagleDraftInput,
+    ) -> None:
+        """Write what is missing down to age 0, and make the seeds.
+
+        A gap that fits the window of the draft extend that makes a seed is written by it: a flush
+        of its own would cost the host as much as one of any length.
+        """
+        missing = plan.flush_upper
+        if not self.rebuild.by_seed or missing > self.speculative_num_draft_tokens:
+            self._flush(fsm, batch, committed, plan)
+            missing = 0
+        rebuild.seed(
+            self.draft_worker, self.stash, self.host_lengths, batch, committed, missing, relay
+        )
 
     def _reseed(self, fsm: Controller, batch: ScheduleBatch, plan: Plan) -> bool:
         """Rebuild what is left of every gap, and the seeds; False if that failed on any rank.
@@ -257,13 +284,11 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         rows, committed = batch.req_pool_indices, batch.seq_lens
         covered, seeded = self.stash.covered[rows], self.stash.seeded[rows]
 
-        def both() -> None:
-            self._flush(fsm, batch, committed, plan)
-            self._seed(batch, committed, batch.spec_info)
-
         (tick, failure), self._ahead = self._ahead, _NOTHING_AHEAD
         if tick != fsm.lifecycle.ledger.t_launched:
-            failure = self._tried(both)
+            failure = self._tried(
+                lambda: self._seed(fsm, batch, committed, plan, batch.spec_info)
+            )
         if failure is not None:
             # The flush may have gone well before the seed failed: the ledger does not count it.
             self.stash.covered[rows], self.stash.seeded[rows] = covered, seeded

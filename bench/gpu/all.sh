@@ -25,8 +25,8 @@ bench() { # NAME SECONDS COMMAND...
 for name in "${chosen[@]}"; do
   case $name in
     graphs) bench graphs 280 graphs --requests 24 ;;
-    switch) SGLANG_SIMULATE_ACC_LEN=3.0 bench switch 330 switch --device cuda --model llama-8b \
-      --spec 3/1/4 --requests 8,32 --gaps 64,256 --cycles 14 --profile 24 ;;
+    switch) SGLANG_SIMULATE_ACC_LEN=3.0 bench switch 500 switch --device cuda --model llama-8b \
+      --spec 3/1/4 --requests 8,32 --gaps 64,72,256 --cycles 24 --profile 24 ;;
     flips) bench flips 240 switch --device cuda --requests 8 --gaps 64 --cycles 3 --flips 10000 ;;
     plain) bench plain 500 plain --device cuda --model llama-8b --spec 3/1/4 \
       --requests 1,8,32,64,128,256 --blocks 5 --iterations 256 ;;

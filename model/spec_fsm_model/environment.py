@@ -208,7 +208,7 @@ class Environment(Deeds):
         if len(world.flights) > self.bounds.in_flight:
             return
         # Asked only where a plan depends on it.
-        seeds_due = self.bounds.seed_ahead and world.seeds_due
+        seeds_due = self.bounds.seed_ahead > 0 and world.seeds_due
         plan = self.planner.plan(world.mode, max_gap(INT, world.state), seeds_due)
         if plan.action is Action.PLAIN:
             flush = f"flush {plan.flush_upper} to {plan.flush_lower}" if plan.flush_upper else ""

@@ -42,7 +42,7 @@ SAYS = {
 }
 BOUNDS = (
     Bounds("one row, slices", rows=1, failures=1, dwell=1, width=4),
-    Bounds("one row, seeds ahead", 1, failures=1, dwell=1, width=3, flush_every=2, seed_ahead=True),
+    Bounds("one row, seeds ahead", 1, 1, 1, 4, flush_every=3, slice_width=3, seed_ahead=2, dwell=1),
     Bounds("two rows, slices, no overlap", in_flight=0, width=4),
     Bounds("one row, pins, flushes", rows=1, dwell=1, width=3, flush_every=2, pins=True),
 )

@@ -163,11 +163,13 @@ class Launches(Reading):
     def _ages(mode: Mode, s: State, a: Arg) -> list[Term]:
         """What a plan leaves missing: nothing in PLAIN, all but one slice in RESEEDING.
 
-        There it may leave nothing, too, and make the seeds (`StashConfig.seed_ahead`).
+        There it may leave nothing, too, and make the seeds, or the one age that is left for the
+        launch that does (`StashConfig.seed_ahead`).
         """
         if mode is Mode.PLAIN:
             return [a.lower == 0]
-        return [a.lower == Z3.max(0, a.upper - s.slice_width)]
+        rest = Z3.max(0, a.upper - s.slice_width)
+        return [z3.Or(a.lower == rest, z3.And(a.upper > 2, a.lower == Z3.max(1, rest)))]
 
     @staticmethod
     def _close(s: Scene, state: State, kind: int, lower: Term) -> Scene:

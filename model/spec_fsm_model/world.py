@@ -54,7 +54,7 @@ class Bounds:
     width: int = 2
     flush_every: int = 0
     slice_width: int = 2
-    seed_ahead: bool = False
+    seed_ahead: int = 0
     dwell: int = 0
     pins: bool = False
     skew: int = 0
@@ -66,7 +66,7 @@ class Bounds:
             f"{self.rows} at once, {self.in_flight + 1} launches in flight, stash {self.width}, "
             f"slice {self.slice_width}, flush every {self.flush_every}, dwell {self.dwell}, "
             f"{self.failures} failures in a row, pins {'yes' if self.pins else 'no'}"
-            f"{', seeds ahead' if self.seed_ahead else ''}"
+            f"{f', seeds ahead with {self.seed_ahead}' if self.seed_ahead else ''}"
             f"{f', two ranks, {self.skew} acts apart' if self.skew else ''}"
         )
 

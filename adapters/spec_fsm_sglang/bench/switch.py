@@ -80,6 +80,8 @@ class Setup:
 
 
 LONGEST: Final = 6
+CYCLES_A_LOAD: Final = 12
+"""More of them are shared out among loads, one after the other: a request's KV grows with each."""
 EAGLE: Final = "SGLang EAGLE"
 
 
@@ -107,13 +109,9 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
                 arm.call("rehearse")
             for size in setup.sizes:
                 for gap in setup.gaps:
-                    # Long enough never to end; nothing else is running then.
-                    steps = setup.cycles * (gap + SPEC_STEPS * setup.bench.shape.num_draft_tokens)
-                    load = Load(size, 1, setup.prompt_len, steps + 64, setup.bench.pair.vocab)
                     for key, arm in arms.items():
                         say(f"{size} requests, gap {gap}: {key}")
-                        reply = arm.call("switch", load=load, gap=gap, iterations=setup.cycles)
-                        cycles = msgspec.convert(reply, Cycles)
+                        cycles = _cycles(setup, arm, size, gap)
                         row = {"requests": size, "gap": gap, "rebuild": key}
                         found.append(row | figures(cycles, gap))
             if setup.flips:
@@ -129,6 +127,23 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
         "profiles": profiles,
         "status": status,
     }
+
+
+def _cycles(setup: Setup, arm: Arm, size: int, gap: int) -> Cycles:
+    """All cycles of one size and gap, numbered through."""
+    found = Cycles([], 0, [])
+    for done in range(0, setup.cycles, CYCLES_A_LOAD):
+        cycles = min(CYCLES_A_LOAD, setup.cycles - done)
+        # Long enough never to end; nothing else is running then.
+        steps = cycles * (gap + SPEC_STEPS * setup.bench.shape.num_draft_tokens)
+        load = Load(size, 1, setup.prompt_len, steps + 64, setup.bench.pair.vocab)
+        reply = arm.call("switch", load=load, gap=gap, iterations=cycles)
+        new = msgspec.convert(reply, Cycles)
+        outputs = [msgspec.structs.replace(o, cycle=o.cycle + done) for o in new.outputs]
+        found = Cycles(
+            found.outputs + outputs, max(found.late, new.late), found.rebuild_ms + new.rebuild_ms
+        )
+    return found
 
 
 def _profiles(setup: Setup, ours: Arm, eagle: Arm, say: Say) -> dict[str, Any]:
