@@ -48,17 +48,16 @@ def plain(axes: Axes) -> None:
 
 def recovery(axes: Axes) -> None:
     """Accept length by round after a gap: ours, with an always-on draft, and never rebuilt."""
-    rows = [row for row in result("recovery-gpu-fa3")["pooled"] if row["strategy"] == "flush"]
-    for row in rows:
-        ours, other = zip(*row["curve"], strict=True)
+    rows = result("recovery-gpu-fa3")["pooled"]
+    pooled = {(row["spec"], row["strategy"]): row["curve"] for row in rows}
+    for spec in dict.fromkeys(row["spec"] for row in rows):
+        ours, other = zip(*pooled[spec, "flush"], strict=True)
         rounds = range(1, len(ours) + 1)
-        (line,) = axes.plot(rounds, ours, label=f"{row['spec']}, after a gap")
-        axes.plot(rounds, other, "--", color=line.get_color(), label=f"{row['spec']}, always on")
-    for row in result("recovery-cpu-cold")["results"]:
-        if row["strategy"] == "cold" and row["gap"] == 64:
-            cold = [ours for ours, _ in row["curve"]]
-            label = f"{row['spec']}, gap of 64 never rebuilt (CPU)"
-            axes.plot(range(1, len(cold) + 1), cold, ":", color="grey", label=label)
+        (line,) = axes.plot(rounds, ours, label=f"{spec}, after a gap")
+        colour = line.get_color()
+        axes.plot(rounds, other, "--", color=colour, label=f"{spec}, always on")
+        cold = [ours for ours, _ in pooled[spec, "cold"]]
+        axes.plot(rounds, cold, ":", color=colour, label=f"{spec}, gap never rebuilt")
     axes.set(xlabel="round after the switch", ylabel="accept length", ylim=1)
     axes.legend(fontsize=8)
     axes.set_title("speculation on again: SmolLM2-135M, gaps of 16 to 1024 tokens")

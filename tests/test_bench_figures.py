@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from spec_fsm.errors import ConfigError
 from spec_fsm.laws import Shape
@@ -80,6 +81,7 @@ def test_recovery_compares_later_rounds_within_the_common_text_as_well() -> None
 def test_rounds_within_a_common_text_are_counted_by_their_last_token() -> None:
     """The first token is no round's; a round that ends beyond the common text does not count."""
     assert recovery._common([5, 6, 7, 8], [5, 6, 9]) == 2
+    assert recovery._common([5], [6]) == 0
     assert recovery._rounds_within([2, 3, 1], 6) == 2  # ends at tokens 3, 6 and 7
     assert recovery._rounds_within([2, 3, 1], 7) == 3
     assert recovery._rounds_within([2], 1) == 0
@@ -155,3 +157,11 @@ def test_many_cycles_are_numbered_through_over_loads() -> None:
     assert (found.late, len(found.rebuild_ms)) == (1, setup.cycles)
     assert [cycles for cycles, _ in asked] == [switch.CYCLES_A_LOAD, switch.CYCLES_A_LOAD, 3]
     assert asked[0][1] == asked[1][1] > asked[2][1]
+
+
+def test_draft_kv_is_compared_as_far_as_the_tokens_it_takes_are_known() -> None:
+    """Its last position takes the first token that is put out, which may be another one."""
+    ours, other = torch.ones(2, 1, 4, 1), torch.ones(2, 1, 5, 1)
+    ours[:, :, 3] = 2.0
+    assert recovery._difference(ours, other, 4)[0] == 1.0
+    assert recovery._difference(ours, other, 3) == (0.0, 1.0, 0.0)
