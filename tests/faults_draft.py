@@ -237,6 +237,27 @@ def seed_too_short(world: World) -> None:
     wrap(rebuild, "seed", around)
 
 
+@fault("what a failed seed was to write stays missing", "I14")
+def failed_seed_leaves_a_hole(world: World) -> None:
+    """No flush in its place, though the ledger counts one."""
+    from spec_fsm_sglang import rebuild
+
+    worker = world.worker
+
+    def failing(_seed: Any, *_args: Any) -> None:
+        raise MemoryError("no memory for the seeds")
+
+    def around(seed_ahead: Any, *args: Any) -> None:
+        flush, worker._flush_or_retry = worker._flush_or_retry, lambda *_: None
+        try:
+            seed_ahead(*args)
+        finally:
+            worker._flush_or_retry = flush
+
+    wrap(rebuild, "seed", failing)
+    wrap(worker, "_seed_ahead", around)
+
+
 # -- membership -----------------------------------------------------------------------------
 
 

@@ -242,7 +242,7 @@ class _Watch:
         self._controller = self._worker.spec_fsm
         self._left, self._gap = cycles, gap
         self._cycle = self._since = self._in_mode = 0
-        self._pinned, self._asked = "PLAIN", ""
+        self._asked = ""  # nothing yet: the server was brought to PLAIN
         self._then = 0.0
         self._rebuilds: list[list[Any]] = [[]]
         self._launched, self._settled = self._controller.launched, self._controller.settled
@@ -281,7 +281,7 @@ class _Watch:
 
         def timed(*args: Any) -> Any:
             # Inside a reseed the flush is part of it.
-            if self._pinned != "SPEC" or (self._rebuilds[-1] and self._rebuilds[-1][-1][1] is None):
+            if self._asked != "SPEC" or (self._rebuilds[-1] and self._rebuilds[-1][-1][1] is None):
                 return call(*args)
             start, end = (_event() for _ in range(2))
             start.record()
@@ -306,19 +306,19 @@ class _Watch:
     def boundary(self) -> bool:
         """At every boundary: count, and set the next pin when it is time."""
         self._since += 1
-        reached = self._controller.lifecycle.mode.name == self._pinned
+        wanted = self._asked or "PLAIN"
+        reached = self._controller.lifecycle.mode.name == wanted
         self._in_mode = self._in_mode + 1 if reached else 0
-        enough = self._gap if self._pinned == "PLAIN" else SPEC_STEPS
+        enough = self._gap if wanted == "PLAIN" else SPEC_STEPS
         if self._in_mode >= enough:
-            if self._pinned == "SPEC":
+            if wanted == "SPEC":
                 self._cycle += 1
                 self._left -= 1
                 self._rebuilds.append([])
                 if not self._left:
                     return False
-            self._pinned = "SPEC" if self._pinned == "PLAIN" else "PLAIN"
-            self._controller.pin(1 if self._pinned == "SPEC" else 2)
-            self._asked = self._pinned
+            self._asked = "SPEC" if wanted == "PLAIN" else "PLAIN"
+            self._controller.pin(1 if self._asked == "SPEC" else 2)
             self._since = self._in_mode = 0
         return True
 
