@@ -234,6 +234,29 @@ def test_a_periodic_flush_leaves_plain_steady(monkeypatch: pytest.MonkeyPatch) -
     assert lifecycle.max_gap == 0
 
 
+def test_a_flush_is_not_due_once_the_rows_it_was_for_have_left() -> None:
+    """The quick way asks how old the oldest row is now, not when the flush was foreseen."""
+    lifecycle = in_mode(Mode.PLAIN, rows=2, stash=StashConfig(width=8, flush_every=3))
+    while lifecycle.decide(HIGH, 2).flush_upper == 0:
+        pass
+    assert [lifecycle.decide(HIGH, 2) for _ in range(2)] == [PLAIN_STEP] * 2
+    lifecycle.joined("new", 5)
+    for rid in ("r0", "r1"):
+        lifecycle.left(rid, Event.FINISHED)
+    assert lifecycle.decide(HIGH, 1) is PLAIN_STEP
+    assert lifecycle.max_gap == 1
+
+
+def test_new_weights_end_what_was_foreseen() -> None:
+    """Which rows a flush is for is asked anew: here it is due at once, for the new one."""
+    lifecycle = in_mode(Mode.PLAIN, rows=1, stash=StashConfig(width=8, flush_every=1))
+    lifecycle.decide(HIGH, 1)
+    lifecycle.joined("new", 5)
+    lifecycle.weights_changed()
+    assert lifecycle.lost == 1
+    assert lifecycle.decide(HIGH, 2).flush_upper == 1
+
+
 def test_a_row_that_sits_out_leaves_plain_steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row whose last token is in flight misses a step and leaves: no look at anything else."""
     stash = StashConfig(width=8, flush_every=7, slice_width=2)

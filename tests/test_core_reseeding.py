@@ -71,6 +71,8 @@ def test_seeds_are_made_ahead_where_no_position_is_missing() -> None:
     flushed = plainly(4, stash)
     assert flushed.ledger.max_gap == 0
     assert reseed(flushed) == [(Action.PLAIN, 1, 0, True), (Action.RESEED, 0, 0, False)]
+    every = StashConfig(width=32, flush_every=1, seed_ahead=4)
+    assert reseed(plainly(1, every))[0] == (Action.PLAIN, 1, 0, True)  # the very first one, too
     # Without a plain launch since its seed, a row needs neither.
     seeded = plainly(0, stash)
     seeded.plan_decode(1)
