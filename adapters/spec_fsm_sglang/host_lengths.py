@@ -38,6 +38,24 @@ class HostLengths:
         made, so a gap is told by the plain launches since the row was complete: `upper` reaches
         the oldest gap, and no gap is larger.
         """
+        missing = self._missing(batch)
+        return committed - missing.clamp(max=upper), committed - missing.clamp(max=lower)
+
+    def seed_start(
+        self, batch: ScheduleBatch, committed: torch.Tensor, missing: int
+    ) -> torch.Tensor:
+        """Where the extend that makes a seed begins, if no row misses more than `missing`.
+
+        At a row's first missing position, at its last one where none is missing, or one after
+        that where the row is seeded already. Counted as in `flush_span`.
+        """
+        ledger = self._ledger()
+        seeded = torch.tensor([ledger.seeded(req.rid) for req in batch.reqs])
+        back = self._missing(batch).clamp(min=1, max=max(1, missing))
+        return committed - back.masked_fill(seeded, 0)
+
+    def _missing(self, batch: ScheduleBatch) -> torch.Tensor:
+        """Positions a row may miss, if a flush or seed that says how many at most bounds it."""
         ledger = self._ledger()
         lost = ledger.lost_rids
         gaps = []
@@ -49,27 +67,7 @@ class HostLengths:
                 gaps.append(ledger.gap(req.rid))
             else:
                 gaps.append(ledger.t_launched - base)
-        missing = torch.tensor(gaps, dtype=torch.int64)
-        return committed - missing.clamp(max=upper), committed - missing.clamp(max=lower)
-
-    def seed_start(
-        self, batch: ScheduleBatch, committed: torch.Tensor, missing: int
-    ) -> torch.Tensor:
-        """Where the extend that makes a seed begins, if no row misses more than `missing`.
-
-        At a row's first missing position, at its last one where none is missing, or one after
-        that where the row is seeded already. Counted as in `flush_span`.
-        """
-        ledger, most = self._ledger(), max(1, missing)
-        back = []
-        for req in batch.reqs:
-            base = ledger.base(req.rid)
-            if base is None:
-                back.append(1)  # it has ended and rides along
-            else:
-                plain = ledger.t_launched - base
-                back.append(0 if ledger.seeded(req.rid) else min(plain, most))
-        return committed - torch.tensor(back, dtype=torch.int64)
+        return torch.tensor(gaps, dtype=torch.int64)
 
 
 __all__ = ["HostLengths"]

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 BOUNDS = (
     Bounds("one row, pins", rows=1, failures=1, dwell=1, pins=True),
     Bounds("one row, slices", rows=1, failures=1, dwell=1, width=4),
-    Bounds("one row, seeds ahead", 1, 1, 1, 4, flush_every=3, slice_width=3, seed_ahead=2, dwell=1),
+    Bounds(
+        "one row, seeds ahead",
+        rows=1,
+        failures=1,
+        dwell=1,
+        width=4,
+        flush_every=3,
+        slice_width=3,
+        seed_ahead=2,
+    ),
     Bounds("two rows"),
     Bounds("two rows, slices, no overlap", in_flight=0, width=4),
     Bounds("three rows, no overlap", rows=3, in_flight=0),

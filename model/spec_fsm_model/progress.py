@@ -27,6 +27,7 @@ from spec_fsm._rules import max_gap
 from spec_fsm.modes import Mode, Pin
 from spec_fsm.ops import INT
 from spec_fsm_model.deeds import takes_part
+from spec_fsm_model.explore import BOUNDS as CHECKED
 from spec_fsm_model.explore import MOST_STATES, Arcs, Search, Verdict
 from spec_fsm_model.rules import RULES, Rules
 from spec_fsm_model.world import Bounds, World
@@ -40,10 +41,9 @@ SAYS = {
     "RESEEDS": "RESEEDING ends in SPEC or PLAIN, if the server goes on.",
     "DWELL": "Unless pinned, a mode that was paid for lasts its dwell, and PLAIN its back-off.",
 }
+_AS_CHECKED = ("one row, slices", "one row, seeds ahead", "two rows, slices, no overlap")
 BOUNDS = (
-    Bounds("one row, slices", rows=1, failures=1, dwell=1, width=4),
-    Bounds("one row, seeds ahead", 1, 1, 1, 4, flush_every=3, slice_width=3, seed_ahead=2, dwell=1),
-    Bounds("two rows, slices, no overlap", in_flight=0, width=4),
+    *(bounds for bounds in CHECKED if bounds.name in _AS_CHECKED),
     Bounds("one row, pins, flushes", rows=1, dwell=1, width=3, flush_every=2, pins=True),
 )
 """The bounds `model progress` searches."""

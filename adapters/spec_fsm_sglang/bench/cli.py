@@ -227,8 +227,7 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
 
     lengths = whole_numbers("--gaps", gaps)
     width = parse_spec(spec).num_draft_tokens
-    longest = min(cycles, bench.CYCLES_A_LOAD)
-    tokens = prompt_len + longest * (max(lengths) + bench.SPEC_STEPS * width) + 80
+    tokens = prompt_len + bench.output_len(cycles, max(lengths), width) + 16
     with _setting(model, spec, device, requests, tokens, server_arg, logs) as setting:
         sizes = whole_numbers("--requests", requests)
         setup = bench.Setup(setting, sizes, lengths, cycles, prompt_len, flips, profile)

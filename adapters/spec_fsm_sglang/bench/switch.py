@@ -129,14 +129,19 @@ def measure(setup: Setup, say: Say) -> dict[str, Any]:
     }
 
 
+def output_len(cycles: int, gap: int, num_draft_tokens: int) -> int:
+    """Tokens of a request that does not end within the cycles of one load."""
+    return min(cycles, CYCLES_A_LOAD) * (gap + SPEC_STEPS * num_draft_tokens) + 64
+
+
 def _cycles(setup: Setup, arm: Arm, size: int, gap: int) -> Cycles:
     """All cycles of one size and gap, numbered through."""
     found = Cycles([], 0, [])
     for done in range(0, setup.cycles, CYCLES_A_LOAD):
         cycles = min(CYCLES_A_LOAD, setup.cycles - done)
-        # Long enough never to end; nothing else is running then.
-        steps = cycles * (gap + SPEC_STEPS * setup.bench.shape.num_draft_tokens)
-        load = Load(size, 1, setup.prompt_len, steps + 64, setup.bench.pair.vocab)
+        # Nothing else is running then.
+        tokens = output_len(cycles, gap, setup.bench.shape.num_draft_tokens)
+        load = Load(size, 1, setup.prompt_len, tokens, setup.bench.pair.vocab)
         reply = arm.call("switch", load=load, gap=gap, iterations=cycles)
         new = msgspec.convert(reply, Cycles)
         outputs = [msgspec.structs.replace(o, cycle=o.cycle + done) for o in new.outputs]
@@ -382,5 +387,6 @@ __all__ = [
     "figures",
     "flip",
     "measure",
+    "output_len",
     "rehearse",
 ]
