@@ -14,8 +14,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +75,21 @@ class Requests:
         assert reply.status_code == 200, reply.text
         self.ended(body, reply.json())
 
-    async def streams(self, leave_after: int | None = None) -> None:
-        """A client that reads piece by piece, and may hang up after some pieces."""
-        body, last, pieces = self.body(stream=True), "", 0
-        async with self.http.stream("POST", "/generate", json=body) as reply:
+    async def pieces(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        """What a client that streams reads, piece by piece."""
+        async with self.http.stream("POST", "/generate", json={**body, "stream": True}) as reply:
             assert reply.status_code == 200
             async for line in reply.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                last, pieces = line.removeprefix("data: "), pieces + 1
-                if pieces == leave_after:
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield line.removeprefix("data: ")
+
+    async def streams(self, leave_after: int | None = None) -> None:
+        """A client that reads piece by piece, and may hang up after some pieces."""
+        body, last, read = self.body(), "", 0
+        async with aclosing(self.pieces(body)) as pieces:
+            async for piece in pieces:
+                last, read = piece, read + 1
+                if read == leave_after:
                     self.left += 1
                     return
         self.ended(body, json.loads(last))
@@ -109,6 +114,17 @@ class Requests:
         else:
             # Aborted while it waited for its turn.
             self.refused.append(("cancelled", reply.status_code, reply.text))
+
+    async def cancels_midway(self) -> None:
+        """A client that has its request aborted at its first tokens: an answer cut short."""
+        rid = f"cancelled-{self.random.random()}"
+        body, last = self.body(rid=rid), ""
+        body["sampling_params"]["max_new_tokens"] = 200
+        async for piece in self.pieces(body):
+            if not last:
+                (await self.http.post("/abort_request", json={"rid": rid})).raise_for_status()
+            last = piece
+        self.ended(body, json.loads(last))
 
     async def is_refused(self, what: str, content: bytes) -> None:
         """A request that cannot be served; the answer is kept."""
@@ -171,26 +187,58 @@ def serving(
             yield server, orders, log
 
 
-async def flip(server: Server, seed: int) -> None:
-    """Pins the mode to and fro every few hundred milliseconds, until it is cancelled."""
-    chance = random.Random(seed)
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+class Flipper:
+    """Pins the mode to and fro, mostly too fast for a switch to end."""
+
+    def __init__(self, server: Server, seed: int) -> None:
+        self.http = httpx.AsyncClient(base_url=server.url, timeout=60)
+        self.random = random.Random(seed)
+        self.cycles = 0
+        """Times that PLAIN and then SPEC were reached while their pin was held."""
+
+    async def flip(self) -> None:
+        """A few random pins every few hundred milliseconds, then one whole cycle; for ever.
+
+        A cycle waits for its modes, not for a time: a fast server is done with hundreds of
+        requests within a few pins, and on a slow one hardly a switch ends between two.
+        """
         while True:
-            pin = {"server_args": {"spec_fsm_pin": chance.choice([0, 1, 1, 2, 2])}}
-            (await http.post("/set_internal_state", json=pin)).raise_for_status()
-            await asyncio.sleep(chance.uniform(0.15, 0.45))
+            for _ in range(4):
+                await self.pin(self.random.choice(["auto", "spec", "spec", "plain", "plain"]))
+                await asyncio.sleep(self.random.uniform(0.15, 0.45))
+            for mode in ("plain", "spec"):
+                await self.pin(mode)
+                while await self.mode() != mode.upper():
+                    await asyncio.sleep(0.02)
+            self.cycles += 1
+
+    async def pin(self, mode: str) -> None:
+        """Asks for a mode."""
+        body = {"server_args": {"spec_fsm_pin": client.PIN_CODES[mode]}}
+        (await self.http.post("/set_internal_state", json=body)).raise_for_status()
+
+    async def mode(self) -> str:
+        """The mode the server is in."""
+        info = (await self.http.get("/server_info")).raise_for_status().json()
+        mode: str = info["internal_states"][0]["spec_fsm"]["mode"]
+        return mode
 
 
-async def flipping(server: Server, requests: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs all of `requests` at once while the mode flips."""
-    flipper = asyncio.create_task(flip(server, seed=3))
+async def flipping(
+    server: Server, requests: Requests, crowd: list[Coroutine[Any, Any, None]], cycles: int
+) -> None:
+    """Sends the whole `crowd` at once while the mode flips, and more requests up to `cycles`."""
+    flipper = Flipper(server, seed=3)
+    flips = asyncio.create_task(flipper.flip())
     try:
-        await asyncio.gather(*requests)
-        assert not flipper.done(), flipper.exception()
+        await asyncio.gather(*crowd)
+        while flipper.cycles < cycles and not flips.done():
+            await asyncio.gather(*(requests.waits() for _ in range(8)))
+        assert not flips.done(), flips.exception()
     finally:
-        flipper.cancel()
+        flips.cancel()
         with suppress(asyncio.CancelledError):
-            await flipper
+            await flips
 
 
 def assert_pool_is_whole(server: Server) -> None:
@@ -238,6 +286,7 @@ async def strike(
         status = await asyncio.to_thread(client.status, server.url)
         if status["max_gap"] >= GAP:
             break
+        assert not any(task.done() for task in sent), "a request ended before its gap was there"
     chaos.write(orders, {"times": 1, **order})
     await asyncio.to_thread(client.pin, server.url, pins[1])
     await asyncio.gather(*sent)
@@ -268,14 +317,15 @@ def test_200_clients_of_every_kind_while_the_mode_flips(pair: TinyPair, tmp_path
         crowd += [requests.streams(chance.randrange(1, 4)) for _ in range(20)]
         crowd += [requests.gives_up(chance.uniform(0.05, 4)) for _ in range(20)]
         crowd += [requests.cancels(chance.uniform(0.05, 6)) for _ in range(10)]
+        crowd += [requests.cancels_midway() for _ in range(3)]
         crowd += requests.nonsense() + requests.nonsense()
         chance.shuffle(crowd)
-        asyncio.run(flipping(server, crowd))
+        asyncio.run(flipping(server, requests, crowd, cycles=3))
         requests.check(pair)
         assert len(requests.finished) >= 150
         assert len(requests.refused) >= 14
         assert requests.left > 20
-        assert requests.cut
+        assert len(requests.cut) >= 3
         status = client.status(server.url)
         assert status["switch_off_count"] >= 3
         assert status["switch_on_count"] >= 3
