@@ -18,6 +18,7 @@ logger = logging.getLogger("spec_fsm")
 
 NAME = "spec_fsm"
 TOKENS = 64
+ATTEMPTS = 4
 _PROMPT = [3, 4, 5, 6]
 _AUTO, _SPEC, _PLAIN = 0, 1, 2
 
@@ -38,7 +39,7 @@ async def rehearse(_disaggregation_mode: str, manager: Any) -> None:
     sizes = batch_sizes(status["disable_above"])
     try:
         for size in sizes:
-            await _switch_with(manager, size)
+            await _rehearse_with(manager, size)
     finally:
         await _pin(manager, {"AUTO": _AUTO, "SPEC": _SPEC, "PLAIN": _PLAIN}[status["pin"]])
     logger.info(
@@ -54,7 +55,20 @@ def batch_sizes(disable_above: int) -> list[int]:
     return [*sizes, disable_above] if disable_above > sizes[-1] else sizes
 
 
-async def _switch_with(manager: Any, size: int) -> None:
+async def _rehearse_with(manager: Any, size: int) -> None:
+    for _ in range(ATTEMPTS):
+        if await _switched_with(manager, size):
+            return
+    logger.warning(
+        "spec-fsm: a switch with %d requests could not be rehearsed: they ended before it, %d "
+        "times; the first one that clients see may be slow",
+        size,
+        ATTEMPTS,
+    )
+
+
+async def _switched_with(manager: Any, size: int) -> bool:
+    """Whether the way back to SPEC was gone before the requests ended: it is asked for by hand."""
     await _pin(manager, _PLAIN)
     requests = asyncio.gather(*(_generate(manager) for _ in range(size)))
     # Plain steps first, as many as pass while the scheduler is asked; then the way back.
@@ -64,6 +78,8 @@ async def _switch_with(manager: Any, size: int) -> None:
             break
     await _pin(manager, _SPEC)
     await requests
+    status = await _status(manager)
+    return status is not None and status["mode"] == "SPEC"
 
 
 async def _generate(manager: Any) -> None:
