@@ -10,6 +10,7 @@ what happened.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -100,14 +101,23 @@ class Requests:
             await self.http.post("/generate", json=self.body(), timeout=after)
         self.left += 1
 
+    def long(self) -> dict[str, Any]:
+        """A request that is still running when it is cancelled."""
+        body = self.body(rid=f"cancelled-{self.random.random()}")
+        body["sampling_params"]["max_new_tokens"] = 200
+        return body
+
+    async def cancel(self, body: dict[str, Any]) -> None:
+        """Has the request aborted; its client still waits."""
+        reply = await self.http.post("/abort_request", json={"rid": body["rid"]})
+        reply.raise_for_status()
+
     async def cancels(self, after: float) -> None:
         """A client that has its request aborted, and still reads the answer."""
-        rid = f"cancelled-{self.random.random()}"
-        body = self.body(rid=rid)
-        body["sampling_params"]["max_new_tokens"] = 200
+        body = self.long()
         waiting = asyncio.create_task(self.http.post("/generate", json=body))
         await asyncio.sleep(after)
-        (await self.http.post("/abort_request", json={"rid": rid})).raise_for_status()
+        await self.cancel(body)
         reply = await waiting
         if reply.status_code == 200:
             self.ended(body, reply.json())
@@ -117,12 +127,10 @@ class Requests:
 
     async def cancels_midway(self) -> None:
         """A client that has its request aborted at its first tokens: an answer cut short."""
-        rid = f"cancelled-{self.random.random()}"
-        body, last = self.body(rid=rid), ""
-        body["sampling_params"]["max_new_tokens"] = 200
+        body, last = self.long(), ""
         async for piece in self.pieces(body):
             if not last:
-                (await self.http.post("/abort_request", json={"rid": rid})).raise_for_status()
+                await self.cancel(body)
             last = piece
         self.ended(body, json.loads(last))
 
@@ -187,58 +195,42 @@ def serving(
             yield server, orders, log
 
 
-class Flipper:
-    """Pins the mode to and fro, mostly too fast for a switch to end."""
+async def flip(server: Server, seed: int, cycles: int, cycled: asyncio.Event) -> None:
+    """A few random pins every few hundred milliseconds, then one whole cycle; for ever.
 
-    def __init__(self, server: Server, seed: int) -> None:
-        self.http = httpx.AsyncClient(base_url=server.url, timeout=60)
-        self.random = random.Random(seed)
-        self.cycles = 0
-        """Times that PLAIN and then SPEC were reached while their pin was held."""
-
-    async def flip(self) -> None:
-        """A few random pins every few hundred milliseconds, then one whole cycle; for ever.
-
-        A cycle waits for its modes, not for a time: a fast server is done with hundreds of
-        requests within a few pins, and on a slow one hardly a switch ends between two.
-        """
-        while True:
-            for _ in range(4):
-                await self.pin(self.random.choice(["auto", "spec", "spec", "plain", "plain"]))
-                await asyncio.sleep(self.random.uniform(0.15, 0.45))
-            for mode in ("plain", "spec"):
-                await self.pin(mode)
-                while await self.mode() != mode.upper():
-                    await asyncio.sleep(0.02)
-            self.cycles += 1
-
-    async def pin(self, mode: str) -> None:
-        """Asks for a mode."""
-        body = {"server_args": {"spec_fsm_pin": client.PIN_CODES[mode]}}
-        (await self.http.post("/set_internal_state", json=body)).raise_for_status()
-
-    async def mode(self) -> str:
-        """The mode the server is in."""
-        info = (await self.http.get("/server_info")).raise_for_status().json()
-        mode: str = info["internal_states"][0]["spec_fsm"]["mode"]
-        return mode
+    A cycle holds its pins until PLAIN and then SPEC are there, however long that takes: a fast
+    server is done with hundreds of requests within a few pins, and on a slow one hardly a switch
+    ends between two. After `cycles` of them `cycled` is set.
+    """
+    chance = random.Random(seed)
+    for done in itertools.count(1):
+        for _ in range(4):
+            mode = chance.choice(["auto", "spec", "spec", "plain", "plain"])
+            await asyncio.to_thread(client.pin, server.url, mode)
+            await asyncio.sleep(chance.uniform(0.15, 0.45))
+        for mode in ("plain", "spec"):
+            await asyncio.to_thread(client.pin, server.url, mode)
+            while (await asyncio.to_thread(client.status, server.url))["mode"] != mode.upper():
+                await asyncio.sleep(0.02)
+        if done == cycles:
+            cycled.set()
 
 
 async def flipping(
     server: Server, requests: Requests, crowd: list[Coroutine[Any, Any, None]], cycles: int
 ) -> None:
     """Sends the whole `crowd` at once while the mode flips, and more requests up to `cycles`."""
-    flipper = Flipper(server, seed=3)
-    flips = asyncio.create_task(flipper.flip())
+    cycled = asyncio.Event()
+    flipper = asyncio.create_task(flip(server, 3, cycles, cycled))
     try:
         await asyncio.gather(*crowd)
-        while flipper.cycles < cycles and not flips.done():
+        while not cycled.is_set() and not flipper.done():
             await asyncio.gather(*(requests.waits() for _ in range(8)))
-        assert not flips.done(), flips.exception()
+        assert not flipper.done(), flipper.exception()
     finally:
-        flips.cancel()
+        flipper.cancel()
         with suppress(asyncio.CancelledError):
-            await flips
+            await flipper
 
 
 def assert_pool_is_whole(server: Server) -> None:
