@@ -4,9 +4,8 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
   && echo $$p && break; done)
 RUN := .venv/bin/python -m
-ARGS ?= --help
 
-.PHONY: help demo test run lint docs env clean fuzz mutants
+.PHONY: help demo test run lint docs env clean fuzz mutants trials
 MINUTES ?= 30
 
 help: ## this list
@@ -16,9 +15,11 @@ demo: env ## the main job on a real server; report in demo-report/
 	@.venv/bin/spec-fsm demo
 
 test: lint ## lint, types and every test, with branch coverage of spec_fsm/ held at 100 %
+	@$(RUN) scripts.trials --count
 	@OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --cov --cov-report=term \
 	  --cov-fail-under=100 $(ARGS_PYTEST)
 
+run: ARGS ?= --help
 run: env ## the spec-fsm command: make run ARGS="serve --help"
 	@.venv/bin/spec-fsm $(ARGS)
 
@@ -27,6 +28,9 @@ fuzz: env ## the real scheduler and worker under random histories: make fuzz MIN
 
 mutants: env ## mutation testing of spec_fsm/, written to docs/mutants.md (half an hour)
 	@$(RUN) scripts.mutants
+
+trials: env ## the long trials whose sources changed: make trials ARGS="--list", ARGS=fuzz
+	@$(RUN) scripts.trials $(ARGS)
 
 lint: env ## ruff and mypy --strict over all packages
 	@$(RUN) ruff check .

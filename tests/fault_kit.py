@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fuzz.world import World
@@ -36,6 +38,13 @@ def fault(says: str, caught_by: str, *, overlap: bool = True) -> Callable[[Put],
         return put
 
     return named
+
+
+def known() -> dict[str, Fault]:
+    """Every fault of every file `faults*.py` beside this one, by name."""
+    for path in sorted(Path(__file__).parent.glob("faults*.py")):
+        import_module(path.stem)
+    return FAULTS
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import faults  # noqa: F401 - names its faults
-import faults_draft  # noqa: F401 - and these
-from fault_kit import FAULTS
+from fault_kit import known
 
 HEAD = """# Seeded faults
 
-Each is one wrong line in the adapter, put into a running worker by `tests/faults.py` and
-`tests/faults_draft.py`. The same histories (`tests/fault_run.py`) are played with each, on the real
-scheduler and EAGLE worker, and without any; the table says which check stopped it, and during which
-of the history's events. It is written by `python tests/fault_page.py`, and a test fails when it is
-stale.
+Each is one wrong line in the adapter, put into a running worker by one of `tests/faults*.py`. The
+same histories (`tests/fault_run.py`) are played with each, on the real scheduler and EAGLE worker,
+and without any; the table says which check stopped it, and during which of the history's events. It
+is written by `python tests/fault_page.py`, and a test fails when it is stale.
 
 I1 to I19 are the invariants ([generated/invariants.md](generated/invariants.md)); `matrix` is the
 mode and phase matrix. `UnownedWrite` is strict ownership. The others are the fuzzer's own:
@@ -30,7 +27,7 @@ model's own greedy path, `new weights` counts the rows that have to be lost.
 def page(record: dict[str, dict[str, Any]]) -> str:
     """The page, from what `fault_run.py` found in both configurations."""
     rows = []
-    for name, fault in FAULTS.items():
+    for name, fault in known().items():
         found = record["overlap" if fault.overlap else "serial"][name]
         overlap = "on" if fault.overlap else "off"
         caught = found["caught_by"] or "**nothing**"

@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 
-import faults  # noqa: F401 - names its faults
-import faults_draft  # noqa: F401 - and these
-from fault_kit import FAULTS
+from fault_kit import known
 from fuzz.configurations import TREE, Configuration
 from fuzz.process import start
 from fuzz.world import Event, World, Wrong
@@ -91,7 +89,7 @@ def main() -> None:
     # A fork cannot compile grammars, whose compiler has threads; so a flush shall keep them.
     world.scheduler.grammar_manager.grammar_backend.reset = lambda: None
     world.run(HISTORY)
-    names = chosen or [name for name, fault in FAULTS.items() if fault.overlap is overlap]
+    names = chosen or [name for name, fault in known().items() if fault.overlap is overlap]
     torch.set_num_threads(1)  # a fork has no threads of OpenMP's
     found = {}
     for name in [NONE, *names]:
@@ -127,7 +125,7 @@ def played(world: World, name: str) -> dict[str, Any]:
     began = time.monotonic()
     restart_loop(world)
     if name != NONE:
-        FAULTS[name].put(world)
+        known()[name].put(world)
     try:
         world.run(HISTORY)
     except Exception as error:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import fault_page
-from fault_kit import FAULTS
+from fault_kit import known
 
 TESTS = Path(__file__).resolve().parent
+FAULTS = known()
 PAGE = TESTS.parent / "docs" / "faults.md"
 
 pytestmark = pytest.mark.timeout(900)
