@@ -20,6 +20,7 @@ from rich.table import Table
 from spec_fsm.errors import ConfigError
 from spec_fsm_sglang.bench.acceptance import device_of, parse_spec
 from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, stoppable, whole_numbers
+from spec_fsm_sglang.bench.overhead_cli import overhead
 
 app = typer.Typer(no_args_is_help=True, help="Measure the adapter in the real engine.")
 
@@ -30,37 +31,9 @@ ServerArgs = Annotated[
 ]
 Logs = Annotated[Path | None, typer.Option(help="Folder to keep the servers' logs in.")]
 
-MEAN_BUDGET_US, P99_BUDGET_US = 5.0, 20.0
 
 
-@app.command()
-def overhead(as_json: AsJson = False) -> None:
-    """Time inside `spec_fsm` per scheduler step that changes no mode, at 1 to 256 requests."""
-    from spec_fsm_sglang.bench.overhead import measure
-
-    console = Console(stderr=True)
-    with console.status("starting the engine") as status:
-        found = measure(lambda text: status.update(f"measuring {text}"))
-    _show(found, Console(stderr=as_json))
-    if as_json:
-        print(json.dumps(found))
-    within = found["mean_us"] <= MEAN_BUDGET_US and found["p99_us"] <= P99_BUDGET_US
-    if not within:
-        print(
-            f"spec-fsm: over budget: mean {found['mean_us']} us (at most {MEAN_BUDGET_US}), "
-            f"p99 {found['p99_us']} us (at most {P99_BUDGET_US})",
-            file=sys.stderr,
-        )
-    raise typer.Exit(0 if within else 1)
-
-
-def _show(found: dict[str, Any], console: Console) -> None:
-    table = Table(title="time inside spec_fsm per scheduler step")
-    for column in ("requests", "mode", "steps", "mean us", "p50 us", "p99 us", "whole step ms"):
-        table.add_column(column, justify="right")
-    for row in found["results"]:
-        table.add_row(*(str(value) for value in row.values()))
-    console.print(table)
+app.command()(overhead)
 
 
 @app.command()

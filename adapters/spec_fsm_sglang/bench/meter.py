@@ -35,22 +35,28 @@ class Meter:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
-        self.spent_ns = 0
-        self.calls = 0
+        self.by_call = dict.fromkeys(CALLS, (0, 0))
+        """By method: calls since the last `take`, and nanoseconds inside them."""
+        self.empty_ns = 0
+        """What calls of a function that does nothing took, one ahead of each of those calls."""
         for name in CALLS:
-            setattr(self, name, self._timed(getattr(lifecycle, name)))
+            setattr(self, name, self._timed(name, getattr(lifecycle, name)))
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         clock = time.perf_counter_ns
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             clock()  # the clock's own code is fetched before, not within, what it measures
+            before = clock()
+            _nothing(*args, **kwargs)
             started = clock()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.spent_ns += clock() - started
-                self.calls += 1
+                spent = clock() - started
+                self.empty_ns += started - before
+                calls, sum_ns = self.by_call[name]
+                self.by_call[name] = calls + 1, sum_ns + spent
 
         return timed
 
@@ -63,10 +69,15 @@ class Meter:
         else:
             super().__setattr__(name, value)
 
-    def take(self) -> int:
-        """Nanoseconds since the last `take`."""
-        spent, self.spent_ns = self.spent_ns, 0
-        return spent
+    def take(self) -> dict[str, tuple[int, int]]:
+        """Calls and nanoseconds of each method that was called since the last `take`."""
+        taken = {name: figures for name, figures in self.by_call.items() if figures[0]}
+        self.by_call.update(dict.fromkeys(taken, (0, 0)))
+        return taken
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """What any call costs at the place where the lifecycle is called."""
 
 
 def install(worker: SpecFsmEagleWorker) -> Meter:
