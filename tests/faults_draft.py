@@ -278,7 +278,7 @@ def cut_too_short(world: World) -> None:
     checks = world.fsm.checks
 
     def around(right: Any, req: Any, up_to: int, tokens: int) -> int:
-        left = world.lifecycle.ledger.settled_gap(req.rid)
+        left = world.lifecycle.ledger.settled_gap(req.spec_fsm_row)
         allowed = right(req, up_to, tokens)
         if left and req.finished():
             allowed = min(up_to, allowed + 1)

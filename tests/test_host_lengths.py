@@ -60,7 +60,8 @@ class Rows:
 
     def compare(self, upper: int, lower: int) -> None:
         """What the device computes from `covered` against what the host is told."""
-        batch: Any = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in self.committed])
+        reqs = [SimpleNamespace(spec_fsm_row=rid) for rid in self.committed]
+        batch: Any = SimpleNamespace(reqs=reqs)
         committed = torch.tensor(list(self.committed.values()))
         covered = torch.tensor(list(self.covered.values()))
         first, end = self.host.flush_span(batch, committed, upper, lower)
@@ -88,7 +89,7 @@ def test_host_and_device_extend_from_the_same_positions(seed: int) -> None:
 def test_a_row_that_has_ended_is_extended_from_its_end() -> None:
     """It rides along once more, unknown to the ledger; nothing below its end is written."""
     host = HostLengths(lambda: Ledger(WIDTH))
-    batch: Any = SimpleNamespace(reqs=[SimpleNamespace(rid="gone")])
+    batch: Any = SimpleNamespace(reqs=[SimpleNamespace(spec_fsm_row="gone")])
     first, end = host.flush_span(batch, torch.tensor([9]), 5, 0)
     assert (first.item(), end.item()) == (9, 9)
     assert host.seed_start(batch, torch.tensor([9]), 5).item() == 8

@@ -18,6 +18,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from spec_fsm import Action, Mode, ShapeViolation
 from spec_fsm_sglang import graph_checks
 from spec_fsm_sglang.ownership import STRICT
+from spec_fsm_sglang.rows import last_row_of, row_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -108,8 +109,8 @@ class TensorChecks:
             self._expect(
                 "I5",
                 0 <= kv.kv_committed_len <= kv.kv_allocated_len <= width,
-                f"{req.rid}: committed {kv.kv_committed_len}, reserved {kv.kv_allocated_len}, "
-                f"row {width}",
+                f"{last_row_of(req)}: committed {kv.kv_committed_len}, "
+                f"reserved {kv.kv_allocated_len}, row {width}",
             )
             owned.append(table[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len])
         if not owned:
@@ -124,18 +125,18 @@ class TensorChecks:
 
     def _ledger(self, req: Req) -> None:
         """I5, I8 and I14 by the ledger's own audit, I14 on the device too, I19; for one request."""
-        lifecycle, kv = self._lifecycle, req.kv
-        if req.rid not in lifecycle.ledger or req.finished():
+        lifecycle, kv, row_id = self._lifecycle, req.kv, row_of(req)
+        if row_id not in lifecycle.ledger or req.finished():
             return
         try:
-            row = lifecycle.audit(req.rid, kv.kv_committed_len, kv.kv_allocated_len)
+            row = lifecycle.audit(row_id, kv.kv_committed_len, kv.kv_allocated_len)
         except ShapeViolation:
             if self._raises:
                 raise
             return
         if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING) and not row.lost:
             # What the device holds is as of the launches, the row as of the settled results.
-            expected = row.committed + self._plain_in_flight - lifecycle.gap(req.rid)
+            expected = row.committed + self._plain_in_flight - lifecycle.gap(row_id)
             covered = int(self._controller.worker.stash.covered[kv.req_pool_idx])
             self._expect("I14", covered == expected, f"{row}: device {covered}, ledger {expected}")
         cursor = getattr(req.grammar, "accepted_tokens", None)
@@ -143,7 +144,7 @@ class TensorChecks:
             self._expect(
                 "I19",
                 len(cursor) == len(req.output_ids),
-                f"{req.rid}: grammar at {len(cursor)}, {len(req.output_ids)} tokens committed",
+                f"{row_id}: grammar at {len(cursor)}, {len(req.output_ids)} tokens committed",
             )
 
     def _lengths(self, scheduler: Scheduler, running: ScheduleBatch) -> None:
@@ -158,7 +159,8 @@ class TensorChecks:
         for req, seq_len in zip(running.reqs, seq_lens.tolist(), strict=True):
             if not req.finished():
                 expected = req.kv.kv_committed_len + int(flying)
-                self._expect("I9", seq_len == expected, f"{req.rid}: {seq_len} != {expected}")
+                detail = f"{row_of(req)}: {seq_len} != {expected}"
+                self._expect("I9", seq_len == expected, detail)
 
     # Around a launch
 
@@ -166,7 +168,7 @@ class TensorChecks:
         """I10, I17, I18 for the decode batch that is about to be launched."""
         self._await_device()
         STRICT.check_in_place(batch)
-        gone = [req.rid for req in batch.reqs if not req.kv.holds_kv]
+        gone = [last_row_of(req) for req in batch.reqs if not req.kv.holds_kv]
         self._expect("I10", not gone or len(gone) == len(batch.reqs), f"rows that left: {gone}")
         if batch.seq_lens_cpu is not None:
             self._expect(
@@ -187,7 +189,8 @@ class TensorChecks:
             self._expect(
                 "I17",
                 token >= 0 and (token == last or req.finished()),
-                f"{req.rid}: launched on {token}, last output token {last} ({plan.action.name})",
+                f"{last_row_of(req)}: launched on {token}, last output token {last} "
+                f"({plan.action.name})",
             )
 
     def after_reseed(self, batch: ScheduleBatch) -> None:
@@ -199,7 +202,7 @@ class TensorChecks:
 
     def at_insert(self, req: Req, positions: int, covered: int) -> None:
         """I15: the positions that enter the prefix cache have draft KV, all of them."""
-        detail = f"{req.rid}: {positions} positions inserted, {covered} covered"
+        detail = f"{last_row_of(req)}: {positions} positions inserted, {covered} covered"
         self._expect("I15", positions <= covered, detail)
 
 

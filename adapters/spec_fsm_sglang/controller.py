@@ -30,6 +30,7 @@ from spec_fsm import (
 )
 from spec_fsm_sglang.checks import TensorChecks
 from spec_fsm_sglang.ownership import STRICT
+from spec_fsm_sglang.rows import RowIds, row_of, rows_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -79,6 +80,7 @@ class Controller:
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.tracing = sink is not None
         self.worker = worker
+        self._rows = RowIds()
         self.settle_first = False
         self.settled_first = False
         self._next: Plan | None = None
@@ -108,8 +110,8 @@ class Controller:
         """
         if not (self._rerun and self.lifecycle.held and self.lifecycle.lost):
             return
-        rids = self.lifecycle.ledger.lost_rids
-        lost = [i for i, req in enumerate(batch.reqs) if req.rid in rids and not req.finished()]
+        rows = self.lifecycle.ledger.lost_rids
+        lost = [i for i, req in enumerate(batch.reqs) if row_of(req) in rows and not req.finished()]
         reqs = [batch.reqs[i] for i in lost]
         for left, i in enumerate(lost, 1):
             batch.release_req(i, len(batch.reqs) - left)
@@ -219,6 +221,9 @@ class Controller:
     def launched(self, batch: ScheduleBatch, plan: Plan, result: GenerationBatchResult) -> None:
         """The decode launch was issued; the result remembers of what kind it is."""
         result.spec_fsm_action = plan.action
+        if self.tracing:
+            # As of the launch: a retracted request may be another row once the result is settled.
+            result.spec_fsm_rows = rows_of(batch)
         if plan.action is Action.RESEED:
             # Every other plan counted as launched when it was decided.
             self.lifecycle.launched(plan.action, len(batch.reqs), plan)
@@ -232,7 +237,7 @@ class Controller:
         if action is steady.action:
             steady.processed += 1
         elif self.tracing:
-            rids = [req.rid for req in batch.reqs]
+            rids = result.spec_fsm_rows
             accepted = result.accept_lens.tolist()
             self.lifecycle.settled(action, len(rids), accepted, rids=rids)
         else:
@@ -244,9 +249,9 @@ class Controller:
         """A prefill was launched: its rows are covered and seeded up to `extend_end`."""
         for req in batch.reqs:
             if req is batch.chunked_req:
-                self.lifecycle.chunked(req.rid, req.extend_end)
+                self.lifecycle.chunked(self._rows.of(req), req.extend_end)
             else:
-                self.lifecycle.joined(req.rid, req.extend_end)
+                self.lifecycle.joined(self._rows.of(req), req.extend_end)
 
     def insertable(self, req: Req, up_to: int, boundary_tokens: int) -> int:
         """How many of the first `up_to` tokens of a request may key a prefix-cache insert (I15).
@@ -278,7 +283,7 @@ class Controller:
             event = Event.ABORTED
         else:
             event = Event.FINISHED
-        return self.lifecycle.left(req.rid, event)
+        return self.lifecycle.left(self._rows.drop(req), event)
 
     # Reseeding
 

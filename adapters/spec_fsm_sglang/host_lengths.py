@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from spec_fsm_sglang.rows import row_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -50,7 +52,7 @@ class HostLengths:
         that where the row is seeded already. Counted as in `flush_span`.
         """
         ledger = self._ledger()
-        seeded = torch.tensor([ledger.seeded(req.rid) for req in batch.reqs])
+        seeded = torch.tensor([ledger.seeded(row_of(req)) for req in batch.reqs])
         back = self._missing(batch).clamp(min=1, max=max(1, missing))
         return committed - back.masked_fill(seeded, 0)
 
@@ -60,11 +62,12 @@ class HostLengths:
         lost = ledger.lost_rids
         gaps = []
         for req in batch.reqs:
-            base = ledger.base(req.rid)
+            row = row_of(req)
+            base = ledger.base(row)
             if base is None:
                 gaps.append(0)  # it has ended and rides along
-            elif req.rid in lost:
-                gaps.append(ledger.gap(req.rid))
+            elif row in lost:
+                gaps.append(ledger.gap(row))
             else:
                 gaps.append(ledger.t_launched - base)
         return torch.tensor(gaps, dtype=torch.int64)

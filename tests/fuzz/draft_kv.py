@@ -21,7 +21,7 @@ def difference(world: Any) -> tuple[float, int]:
         if req.finished() or not req.kv.holds_kv:
             continue
         text = list(req.origin_input_ids) + list(req.output_ids)
-        covered = req.kv.kv_committed_len - world.lifecycle.ledger.settled_gap(req.rid)
+        covered = req.kv.kv_committed_len - world.lifecycle.ledger.settled_gap(req.spec_fsm_row)
         covered = min(covered, len(text) - 1)
         hidden = draft_kv_reference.hidden_for_draft(world, text[:covered])
         expected = draft_kv_reference.expected_kv(
