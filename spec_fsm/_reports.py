@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from spec_fsm._figures import Figures
 from spec_fsm._rules import Arg
 from spec_fsm.errors import ConfigError
+from spec_fsm.flight import JOINED, LEFT, RESTARTED
+from spec_fsm.launch_laws import NO_LAWS
 from spec_fsm.modes import LEAVING, Event
 from spec_fsm.plan import PLAIN_STEP
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from spec_fsm.policy import Policy
     from spec_fsm.trace import Sink
 
+_LASTING = frozenset({"checks", "transitions", "flight", "_note", "_trace"})
+"""What `restart` keeps."""
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
 
@@ -41,6 +46,8 @@ class Reports(Figures):
         self._one_row(1)
         if self._trace is not None:
             self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+        else:
+            self._note((JOINED, rid, committed))
 
     def _one_row(self, change: int) -> None:
         """A row more or less leaves a steady PLAIN steady: its batches have that row too."""
@@ -77,6 +84,8 @@ class Reports(Figures):
                 self.steady.absent -= 1
         if self._trace is not None:
             self._event_line(event, self.mode, {"rid": rid, "gap": gap})
+        else:
+            self._note((LEFT, event, rid, gap))
         return gap
 
     def noted(self, event: Event, batch: int) -> None:
@@ -117,6 +126,20 @@ class Reports(Figures):
         arg = Arg(lost=len(stale), oldest=self.ledger.oldest_without(stale))
         self._fire(Event.WEIGHTS_CHANGED, arg, {"lost": len(stale)})
         self.ledger.lose(stale)
+
+    def restart(self) -> None:
+        """Forget every row, result in flight and the mode: SPEC and nothing known, as at the start.
+
+        For an engine that took all its rows back after a violated law.  The pin, the policy's
+        waits and the counts of checks and transitions stay; trace and flight go on.
+        """
+        fresh = vars(type(self)(self.shape, self.policy, self.stash))
+        vars(self).update((name, fresh[name]) for name in fresh.keys() - _LASTING)
+        if self._trace is not None:
+            self.laws = NO_LAWS
+            self._trace.observed(self.mode, "restarted", {})
+        else:
+            self._note((RESTARTED, time.monotonic_ns()))
 
     def observe(self, kind: str, **facts: int) -> None:
         """Put a line of the engine's own figures into the trace; nothing else."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
 from spec_fsm._rules import EFFECTS, GUARDS, Arg, State
 from spec_fsm._table import EDGE_OF, REFUSALS, Edge
 from spec_fsm.errors import IllegalEvent, SpecFsmError
+from spec_fsm.flight import CHANGED, REFUSED, VIOLATION, Both, Flight
 from spec_fsm.invariants import Checks
 from spec_fsm.launch_laws import NO_LAWS, fixed_laws
 from spec_fsm.ledger import Ledger
@@ -53,7 +55,10 @@ class TableRunner:
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
         self._machine = ModeMachine()
-        self._trace = None if trace is None else Tracer(trace)
+        self.flight = Flight()
+        """The last lines in memory, traced or not, for a flight record."""
+        self._note = self.flight.note
+        self._trace = None if trace is None else Tracer(Both(trace, self.flight))
         if self._trace is not None:
             self._trace.start(shape, policy.config, stash)
 
@@ -108,16 +113,34 @@ class TableRunner:
     def _refuse(
         self, event: Event, reason: str, observed: object = None, expected: object = None
     ) -> NoReturn:
-        if self._trace is not None:
-            self._trace.refused(event, self.mode, reason)
+        self._refused_line(event, reason)
         msg = f"refused: {reason}"
         raise IllegalEvent(msg, mode=self.mode, event=event, observed=observed, expected=expected)
 
+    def _refused_line(self, event: Event, reason: str) -> None:
+        if self._trace is not None:
+            self._trace.refused(event, self.mode, reason)
+        else:
+            self._note((REFUSED, event, self.mode, reason))
+
+    def violated(self, error: Exception) -> None:
+        """Count a violation and put it into trace and flight; an error counts once.
+
+        For an engine that catches what a lifecycle raised, or whose own checks raised it.
+        """
+        if getattr(error, "counted", False):
+            return
+        error.counted = True  # type: ignore[attr-defined]
+        invariant = getattr(error, "invariant", "") or type(error).__name__
+        self.checks.violated(invariant, str(error))
+        if self._trace is not None:
+            self._trace.violation(invariant, self.mode, str(error))
+        else:
+            self._note((VIOLATION, time.monotonic_ns(), invariant, self.mode, str(error)))
+
     def _violated(self, error: SpecFsmError) -> NoReturn:
         """Count, trace and raise a broken invariant."""
-        self.checks.violated(error.invariant, str(error))
-        if self._trace is not None:
-            self._trace.violation(error.invariant, self.mode, str(error))
+        self.violated(error)
         raise error
 
     def _launched_lines(self, rows: int, plan: Plan, dropped: Sequence[str]) -> None:
@@ -131,9 +154,12 @@ class TableRunner:
             self._event_line(event, mode, {"upper": plan.flush_upper, "lower": plan.flush_lower})
 
     def _event_line(self, event: Event, source: Mode, fields: dict[str, object]) -> None:
+        counts = (self.ledger.rows, self.ledger.unsettled)
         if self._trace is not None:
-            counts = (self.ledger.rows, self.ledger.unsettled)
             self._trace.event(event, (source, self.mode), counts, fields)
+        else:
+            now = time.monotonic_ns()
+            self._note((CHANGED, now, event, source, self.mode, *counts, fields))
 
 
 __all__ = ["NO_ARG", "TableRunner"]

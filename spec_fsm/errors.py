@@ -33,6 +33,8 @@ class SpecFsmError(Exception):
         self.observed = observed
         self.expected = expected
         self.invariant = invariant
+        self.counted = False
+        """Whether a lifecycle counted and recorded it, see `Lifecycle.violated`."""
         super().__init__(self._line())
 
     def _line(self) -> str:

@@ -26,12 +26,14 @@ The same iteration, the quick way, for an engine in which every call counts::
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from spec_fsm._reports import Reports
 from spec_fsm._runner import NO_ARG
 from spec_fsm._table import EDGE_OF
 from spec_fsm.errors import IllegalLaunch
+from spec_fsm.flight import LAUNCHED, RESULT, STEADY
 from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
 from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig, Steady
@@ -119,8 +121,8 @@ class Lifecycle(Reports):
 
     def _hold(self, event: Event, guard: str) -> None:
         self.held, self._calm = guard, NOWHERE
-        if guard != self._told and self._trace is not None:
-            self._trace.refused(event, self.mode, guard)
+        if guard != self._told:
+            self._refused_line(event, guard)
         self._told = guard
 
     def decide(self, load: int, rows: int) -> Plan:
@@ -182,6 +184,8 @@ class Lifecycle(Reports):
             ledger.points.append((tick, tick))
         ledger.t_launched = tick
         self.checks.plans += steady.issued + 1
+        note = LAUNCHED, time.monotonic_ns(), _ACT_PLAIN, rows, plan.flush_upper, 0, steady.issued
+        self._note(note)
         steady.issued, steady.absent = 0, absent
         self._departed, self._sat_out = 0, absent
         return plan
@@ -329,6 +333,9 @@ class Lifecycle(Reports):
                     ledger.seeds_at = ledger.t_launched
         if self._trace is not None:
             self._launched_lines(rows, plan, dropped)
+        else:
+            upper, lower = plan.flush_upper, plan.flush_lower
+            self._note((LAUNCHED, time.monotonic_ns(), action, rows, upper, lower, 0))
 
     def settled(
         self,
@@ -355,10 +362,13 @@ class Lifecycle(Reports):
             if rids is not None:
                 fields["rids"] = list(rids)
             self._event_line(_RESULT[action], self.mode, fields)
+        else:
+            self._note((RESULT, _RESULT[action], action, rows))
 
     def _count(self, steady: Steady) -> None:
         issued, processed, action = steady.issued, steady.processed, steady.action
         steady.issued = steady.processed = 0
+        self._note((STEADY, time.monotonic_ns(), action, issued, processed))
         ledger = self._ledger
         if issued:
             self._departed = self._sat_out = 0
