@@ -23,6 +23,13 @@ _COMPONENTS = "sglang.srt.managers.scheduler_components"
 _RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
 _METRICS = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
 _STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
+_WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
+_WEIGHT_MESSAGES = (
+    "update_weights_from_disk", "update_weights_from_distributed", "update_weights_from_tensor",
+    "update_weights_from_ipc", "end_weight_update",
+)
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _DECODE_GRAPHS = (
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
 )
@@ -57,9 +64,15 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
         "num_cap_tokens",
     ),
     f"{_SCHEDULER}.flush_cache": ("self", "empty_cache"),
-    f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_disk": (
-        "self", "recv_req",
+    **{f"{_WEIGHTS}.{name}": ("self", "recv_req") for name in _WEIGHT_MESSAGES},
+    f"{_UPDATER}.update_weights_from_disk": (
+        "self", "model_path", "load_format", "weight_name_filter", "recapture_cuda_graph",
     ),
+    f"{_UPDATER}.load_weights_from_distributed": ("self", "named_tensors"),
+    f"{_UPDATER}.update_weights_from_tensor": ("self", "named_tensors", "load_format"),
+    f"{_UPDATER}.update_weights_from_ipc": ("self", "recv_req"),
+    f"{_UPDATER}.end_weight_update": ("self", "run_post_load"),
+    f"{_RUNNER}.init_decode_cuda_graph": ("self",),
     "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (),
     "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": (),
     "sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size": (),
@@ -70,8 +83,11 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     ),
     "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": ("self",),
     "sglang.srt.entrypoints.warmup.warmup": ("name",),
-    "sglang.srt.model_executor.model_runner.ModelRunner._get_attention_backend": (
+    f"{_RUNNER}._get_attention_backend": (
         "self", "init_new_workspace",
+    ),
+    "sglang.srt.lora.backend.base_backend.BaseLoRABackend.init_cuda_graph_moe_buffers": (
+        "self", "max_bs", "max_loras", "compute_dtype", "moe_layer", "prefill",
     ),
     f"{_DECODE_GRAPHS}.__init__": (
         "self", "model_runner", "attn_backend", "speculative_num_steps",

@@ -22,7 +22,7 @@ def watch(worker: SpecFsmEagleWorker, expect: Expect) -> None:
     """Look at the buffers before each replay; `expect(invariant, holds, detail)` is told."""
     draft = worker.draft_worker
     runners = {
-        "plain": worker.plain_graphs,
+        "plain": worker.plain_graphs.graphs,
         "verify": worker.target_worker.model_runner.decode_cuda_graph_runner,
         "draft": draft.cuda_graph_runner,
         "draft extend": draft.cuda_graph_runner_for_draft_extend,
@@ -34,11 +34,14 @@ def watch(worker: SpecFsmEagleWorker, expect: Expect) -> None:
 
 def _watch(name: str, runner: Any, expect: Expect) -> None:
     replay = runner.backend.replay
+    if getattr(replay, "spec_fsm_watched", False):
+        return  # of a set that was not captured again
 
     def watched(shape_key: Any, forward_batch: Any, **kwargs: Any) -> Any:
         look(name, runner, forward_batch, expect)
         return replay(shape_key, forward_batch, **kwargs)
 
+    watched.spec_fsm_watched = True  # type: ignore[attr-defined]
     runner.backend.replay = watched
 
 

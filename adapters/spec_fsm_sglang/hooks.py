@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from spec_fsm import Action
+from spec_fsm_sglang import weight_updates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +24,6 @@ _RESULTS = (
 )
 _METRICS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-WEIGHT_UPDATES = (
-    "update_weights_from_disk",
-    "update_weights_from_distributed",
-    "update_weights_from_tensor",
-    "update_weights_from_ipc",
-)
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _SIZING = "sglang.srt.mem_cache.allocation_sizing"
 
@@ -168,14 +162,6 @@ def flush_cache(result: bool, scheduler: Any, *_args: Any, **_kwargs: Any) -> bo
     return result
 
 
-def weights_updated(result: Any, updater: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """New weights: hidden states stashed under the old ones rebuild nothing."""
-    controller = controller_of(updater.draft_worker)
-    if controller is not None:
-        controller.lifecycle.weights_changed()
-    return result
-
-
 def req_to_token_headroom(result: int, *_args: Any, **_kwargs: Any) -> int:
     """Positions of a request's row beyond the context: all that a decode step reserves (I5).
 
@@ -228,7 +214,7 @@ HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     (f"{_METRICS}.update_spec_metrics", update_spec_metrics, HookType.AROUND),
     (f"{_METRICS}.report_decode_stats", report_decode_stats, HookType.AROUND),
     (f"{_SCHEDULER}.flush_cache", flush_cache, HookType.AFTER),
-    *((f"{_WEIGHTS}.{name}", weights_updated, HookType.AFTER) for name in WEIGHT_UPDATES),
+    *weight_updates.HOOKS,
     (f"{_SIZING}.get_req_to_token_extra_context_len", req_to_token_headroom, HookType.AFTER),
     (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
     (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),

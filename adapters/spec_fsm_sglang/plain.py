@@ -9,7 +9,6 @@ relay `EagleDraftInput` (I1b), of which only `bonus_tokens` is new.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,13 +22,13 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from spec_fsm_sglang.kernels import decode_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.managers.utils import GenerationBatchResult
 
-    from spec_fsm_sglang.plain_graphs import PlainGraphRunner
+    from spec_fsm_sglang.graph_state import GraphSet
 
 
 def prepare(batch: ScheduleBatch, req_to_token: torch.Tensor) -> EagleDraftInput:
@@ -54,24 +53,27 @@ def prepare(batch: ScheduleBatch, req_to_token: torch.Tensor) -> EagleDraftInput
 
 def launch(
     target_worker: TpModelWorker,
-    graphs: PlainGraphRunner | None,
+    graphs: GraphSet,
     batch: ScheduleBatch,
     grammar_barrier: Callable[[], None] | None,
 ) -> GenerationBatchResult:
     """Run and sample the prepared batch; `logits_output.hidden_states` is `[b, hidden_size]`.
 
-    `graphs`: the width-1 graphs, or None to run eagerly. The forward is enqueued before the
-    grammar barrier, so that advancing the grammars over the previous result overlaps it (I19),
-    and sampling after, as `run_eagle_verify` does.
+    `graphs`: the width-1 set, in force from the batch's making on, which fills LoRA's batch
+    information. What a launch would find otherwise was captured in verify mode at width
+    `num_draft_tokens`, and SGLang's width guard is skipped where `spec_info` is None (0.5.23
+    `decode_cuda_graph_runner.py:863`): the graph half of I2, which `guard.py` holds every launch
+    against. The forward is enqueued before the grammar barrier, so that advancing the grammars
+    over the previous result overlaps it (I19), and sampling after, as `run_eagle_verify` does.
     """
     runner = target_worker.model_runner
-    forward_batch = ForwardBatch.init_new(
-        batch,
-        runner,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
-        return_hidden_states_before_norm=False,
-    )
-    with _decode_graphs(runner, graphs):
+    with graphs:
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            runner,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            return_hidden_states_before_norm=False,
+        )
         result = target_worker.forward_batch_generation(
             batch=None, forward_batch=forward_batch, is_verify=True
         )
@@ -80,21 +82,6 @@ def launch(
     result.next_token_ids = runner.sample(result.logits_output, forward_batch)
     result.extra_keep_alive_refs = [forward_batch]
     return result
-
-
-@contextmanager
-def _decode_graphs(runner: Any, graphs: PlainGraphRunner | None) -> Iterator[None]:
-    """Let a plain launch find its own graphs (or none) where SGLang looks for decode graphs.
-
-    The ones it would find were captured in verify mode at width `num_draft_tokens`, and SGLang's
-    width guard is skipped where `spec_info` is None (0.5.23 `decode_cuda_graph_runner.py:863`):
-    the graph half of I2, which `guard.py` holds every launch against.
-    """
-    kept, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, graphs
-    try:
-        yield
-    finally:
-        runner.decode_cuda_graph_runner = kept
 
 
 def complete(

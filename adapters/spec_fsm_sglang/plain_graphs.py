@@ -2,9 +2,10 @@
 
 A speculating server owns only graphs of width `num_draft_tokens`, captured in verify mode. These
 are the graphs a plain server would own, captured beside them: same batch sizes, same runner
-class, an attention backend of their own (a backend's graph buffers belong to one set of graphs),
-and full hidden-state capture for the stash. A launch is given its graphs by mode and width, never
-by `spec_info` being None; `guard.py` refuses a launch whose tokens do not fit them (I2).
+class, full hidden-state capture for the stash, and an attention backend, LoRA batch information
+and logits buffer of their own, exchanged with them (`graph_state.py`). A launch is given its
+graphs by mode and width, never by `spec_info` being None; `guard.py` refuses a launch whose
+tokens do not fit them (I2).
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
 from sglang.srt.runtime_context import get_exec
 
+from spec_fsm_sglang import graph_state
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from spec_fsm_sglang.graph_state import GraphSet
 
 logger = logging.getLogger("spec_fsm")
 
@@ -48,33 +53,23 @@ class PlainGraphRunner(DecodeCudaGraphRunner):  # type: ignore[misc]
         """A plain launch carries no `spec_info` (I1a), in capture as in replay."""
 
 
-def capture(runner: ModelRunner, batch_sizes: Sequence[int]) -> PlainGraphRunner | None:
-    """Width-1 graphs of the target for `batch_sizes`; None on a server without decode graphs.
+def capture(runner: ModelRunner, batch_sizes: Sequence[int]) -> GraphSet:
+    """Width-1 graphs of the target for `batch_sizes`; without graphs where a server has none.
 
     After the target's own graphs and attention backend exist. Raises what SGLang's capture
     raises.
     """
-    if runner.device != "cuda" or check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
-        return None
+    disabled = runner.device != "cuda" or check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    if disabled or not batch_sizes:
+        return graph_state.eager(runner)
     started, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
     config = get_exec().graph.cuda_graph_config.decode
-    kept, shared, workspace = config.bs, runner.graph_shared_output, runner.init_new_workspace
-    config.bs = list(batch_sizes)
-    rows = max(batch_sizes)
-    if shared is None or shared.max_rows < rows:
-        # Sized for the verify graphs, which may cover fewer tokens than PLAIN has requests.
-        runner.graph_shared_output = GraphSharedOutput(device=runner.device, max_rows=rows)
+    kept, config.bs = config.bs, list(batch_sizes)
     try:
-        backend = runner._get_attention_backend(init_new_workspace=True)
-        graphs = PlainGraphRunner(
-            runner,
-            attn_backend=backend,
-            speculative_num_steps=0,
-            speculative_num_draft_tokens=1,
-        )
+        captured = graph_state.capture(runner, lambda: _build(runner), max(batch_sizes))
     finally:
-        config.bs, runner.graph_shared_output = kept, shared
-        runner.init_new_workspace = workspace
+        config.bs = kept
+    graphs = captured.graphs
     logger.info(
         "spec-fsm: %d plain decode graphs, up to %d requests, %.1f s, %.2f GB",
         len(graphs.capture_bs),
@@ -82,7 +77,21 @@ def capture(runner: ModelRunner, batch_sizes: Sequence[int]) -> PlainGraphRunner
         time.perf_counter() - started,
         (free - torch.cuda.mem_get_info()[0]) / 1e9,
     )
-    return graphs
+    return captured
+
+
+def _build(runner: ModelRunner) -> PlainGraphRunner:
+    """Capture for the batch sizes of SGLang's configuration; what it sets on `runner` stays."""
+    rows = max(get_exec().graph.cuda_graph_config.decode.bs)
+    shared, workspace = runner.graph_shared_output, runner.init_new_workspace
+    if shared is None or shared.max_rows < rows:
+        # Sized for the verify graphs, which may cover fewer tokens than PLAIN has requests.
+        runner.graph_shared_output = GraphSharedOutput(device=runner.device, max_rows=rows)
+    backend = runner._get_attention_backend(init_new_workspace=True)
+    runner.init_new_workspace = workspace
+    return PlainGraphRunner(
+        runner, attn_backend=backend, speculative_num_steps=0, speculative_num_draft_tokens=1
+    )
 
 
 def limit_verify_graphs(disable_above: int) -> list[int]:

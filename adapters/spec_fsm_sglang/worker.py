@@ -17,17 +17,17 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
 )
-from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from spec_fsm import Action, Hidden, Phase, Plan, SpecFsmError, SpecInfo
-from spec_fsm_sglang import plain, plain_graphs, rebuild
+from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
 from spec_fsm_sglang.guard import LaunchGuard
 from spec_fsm_sglang.host_lengths import HostLengths
+from spec_fsm_sglang.ranks import on_all_ranks
 from spec_fsm_sglang.stash import Stash, fit
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    from spec_fsm_sglang.graph_state import GraphSet
 
 logger = logging.getLogger("spec_fsm")
 
@@ -54,7 +56,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     rebuild: rebuild.Rebuild
     guard: LaunchGuard
     host_lengths: HostLengths
-    plain_graphs: plain_graphs.PlainGraphRunner | None = None
+    plain_graphs: GraphSet
     _read_last_by_target = False
     _ahead: tuple[int, Exception | None] = _NOTHING_AHEAD
     """Plain launches when seeds were last made ahead, and what that failed with."""
@@ -91,10 +93,8 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             logger.error("spec-fsm: off, the server runs as SGLang would: %s", self._refused)
             return
         config = self._config
-        if self._plain_sizes:
-            self.plain_graphs = plain_graphs.capture(
-                self.target_worker.model_runner, self._plain_sizes
-            )
+        self.capture_plain_graphs()
+        self.target_worker.model_runner.spec_fsm_recaptured = self.capture_plain_graphs
         rows = self.draft_worker.req_to_token_pool.req_to_token.shape[0]
         runner, size = self.target_worker.model_runner, stash_hidden_size(self)
         kv_bytes = sum(runner.token_to_kv_pool.get_kv_size_bytes())
@@ -110,7 +110,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             self.spec_fsm.lifecycle, self.speculative_num_steps, self.speculative_num_draft_tokens
         )
         self.guard.install(runner, self.draft_worker.draft_runner)
-        if self.plain_graphs is not None:
+        if self.plain_graphs.graphs is not None:
             slice_entries = config.slice_width() * config.enable_threshold
             flush_entries = sizes.flush_every * max(self._plain_sizes)
             self._cold_entries = max(slice_entries, flush_entries)
@@ -128,6 +128,18 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             self.stash.nbytes / 1e6,
             100 * self.stash.nbytes / kv_bytes,
         )
+
+    def capture_plain_graphs(self) -> None:
+        """PLAIN's graphs; again whenever SGLang captured the target's again, for the same reason.
+
+        Graphs read weights where they lay, and new ones may lie elsewhere.
+        """
+        runner = self.target_worker.model_runner
+        # First, so that their memory is at hand.
+        self.plain_graphs = graph_state.eager(runner)
+        self.plain_graphs = plain_graphs.capture(runner, self._plain_sizes)
+        if self.spec_fsm is not None and self.spec_fsm.checks is not None:
+            self.spec_fsm.checks.watch_graphs()
 
     def forward_batch_generation(
         self,
@@ -308,7 +320,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         except Exception as error:
             logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
             failure = error
-        if _on_all_ranks(failure is None):
+        if on_all_ranks(failure is None):
             return None
         return failure or RuntimeError("on another rank")
 
@@ -324,19 +336,6 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 yield
             finally:
                 self.guard.reseeding = False
-
-
-def _on_all_ranks(well: bool) -> bool:
-    """Whether it went well on every tensor-parallel rank; I11 asks that all go on alike.
-
-    On the host, in the launches that reseed: the device is not waited for.
-    """
-    group = get_parallel().tp_group
-    if group.world_size == 1:
-        return well
-    found = torch.tensor([int(well)])
-    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return bool(found.item())
 
 
 def stash_hidden_size(worker: EAGLEWorkerV2) -> int:

@@ -210,12 +210,16 @@ class World:
 
     def on_new_weights(self) -> None:
         """What the server does after a weight update: stashed hidden states mean nothing now."""
-        from spec_fsm_sglang.hooks import weights_updated
+        from spec_fsm_sglang.weight_updates import message
 
         lifecycle = self.lifecycle
         stale = [rid for rid in lifecycle.ledger._base if not lifecycle.seeded(rid)]
         lost = lifecycle.lost + len(stale)
-        weights_updated(None, SimpleNamespace(draft_worker=self.worker))
+        target = self.worker.target_worker
+        target.model_runner.spec_fsm_written = True
+        message(
+            lambda *_: None, SimpleNamespace(draft_worker=self.worker, tp_worker=target), None
+        )
         if lifecycle.lost != lost:
             raise Wrong(f"new weights: {lifecycle.lost} rows are lost, not {lost}")
 
