@@ -237,7 +237,9 @@ def new_weights(live: Live) -> dict[str, Any]:
     settle_in(live, "PLAIN")
     live.step(5)
     live.engine.send(
-        UpdateWeightFromDiskReqInput(model_path=str(live.pair.target), flush_cache=False)
+        UpdateWeightFromDiskReqInput(
+            model_path=str(live.pair.target), load_format="auto", flush_cache=False
+        )
     )
     live.step(2)
     lost = live.fsm.lifecycle.lost
