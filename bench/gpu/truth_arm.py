@@ -34,6 +34,8 @@ class Arm:
         if settings["device"] == "cpu":
             cpu_ops.enable()
             without_pinned_memory()
+        elif settings["engine"].get("dtype", "float32") == "float32":
+            in_full_precision()
         if settings.get("old"):
             keep_lora_state()
         from spec_fsm_sglang.inprocess import Engine
@@ -135,6 +137,17 @@ def without_pinned_memory() -> None:
         unpinned = lambda *a, _make=make, pin_memory=False, **kw: _make(*a, **kw)  # noqa: E731
         setattr(torch, name, unpinned)
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
+
+
+def in_full_precision() -> None:
+    """SGLang's CUDA operators for norms and activations take no float32; its own in torch do.
+
+    Triton multiplies float32 in tf32 unless told otherwise, too coarse to compare texts by.
+    """
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
+    from sglang.kernels.fused_op import BaseFusedOp
+
+    BaseFusedOp._resolve_forward_method = lambda self: self.forward_native
 
 
 def keep_lora_state() -> None:

@@ -60,11 +60,11 @@ def compare(
     """Worst difference of a row from its twin; least difference of a row from its neighbour's.
 
     `hidden_states`: by norm, of the twin's. `topk_p`: absolute. `topk_index`: how many differ,
-    but for tokens whose probabilities are less than `tie` apart.
+    but for tokens of the twin's whose probabilities are less than `tie` apart.
     """
     own = [difference(made, twin, tie) for made, twin in rows]
     rolled = [rows[i - 1][1] for i in range(len(rows))]
-    others = [difference(made, twin, tie) for (made, _), twin in zip(rows, rolled, strict=True)]
+    others = [difference(made, twin, -1.0) for (made, _), twin in zip(rows, rolled, strict=True)]
     return {
         "own": {name: max(one[name] for one in own) for name in TENSORS},
         "neighbour": {name: min(one[name] for one in others) for name in TENSORS},
