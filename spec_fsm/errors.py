@@ -8,6 +8,30 @@ if TYPE_CHECKING:
     from spec_fsm.modes import Event, Mode, Phase
 
 
+LONGEST_SHOWN = 80
+"""Characters of a value that a message shows at most."""
+
+
+def shown(value: object) -> str:
+    """`value` as a message shows it: one printable line, cut, and never an error of its own."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python refuses to print an int of many digits, and to follow deep nesting.
+        kind = type(value).__name__
+        return f"an int of {value.bit_length()} bits" if isinstance(value, int) else f"a {kind}"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
+def one_line(value: object) -> str:
+    """`value` as text: as it is if that is short and printable, else as `shown`."""
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):
+        return shown(value)
+    return text if len(text) <= 4 * LONGEST_SHOWN and text.isprintable() else shown(value)
+
+
 class SpecFsmError(Exception):
     """Base of every error this library raises on purpose.
 
@@ -41,7 +65,7 @@ class SpecFsmError(Exception):
         named = (("mode", self.mode), ("event", self.event), ("phase", self.phase))
         parts = [f"{key} {value.name}" for key, value in named if value is not None]
         if self.observed is not None:
-            parts.append(f"observed {self.observed}")
+            parts.append(f"observed {one_line(self.observed)}")
         if self.expected is not None:
             parts.append(f"expected {self.expected}")
         if self.invariant:
@@ -81,4 +105,6 @@ __all__ = [
     "SpecFsmError",
     "TraceError",
     "UnownedWrite",
+    "one_line",
+    "shown",
 ]

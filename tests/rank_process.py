@@ -100,6 +100,9 @@ class Rank:
         self.failed = 0
         if rank == 1:
             self._fail_reseeds()
+        self.asked = 0
+        self.ended: list[int] = []
+        self._watch_pins()
 
     def _fail_reseeds(self) -> None:
         """Each third reseed of this rank, and of this one alone, raises once its work is done."""
@@ -116,6 +119,20 @@ class Rank:
                 raise MemoryError("this rank alone")
 
         rebuild.seed = failing
+
+    def _watch_pins(self) -> None:
+        """Note when a pin's time was over; seconds are steps, and rank 1's clock runs ahead."""
+        pins = self.fsm.pins
+        pins._clock = lambda: float(len(self.modes) * (1 + 4 * self.rank))
+        end = pins.end
+
+        def noted(number: int) -> bool:
+            ended: bool = end(number)
+            if ended:
+                self.ended.append(len(self.modes))
+            return ended
+
+        pins.end = noted
 
     def _compared(self, model: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward`, run only if both ranks are about to run the same one in the same mode."""
@@ -171,10 +188,15 @@ class Rank:
             self.engine.abort(alive[which % len(alive)])
 
     def pin(self, code: int) -> None:
-        """What `spec-fsm pin` sends."""
+        """What `spec-fsm pin` sends; each second one that holds a mode does so for 6 steps."""
         from sglang.srt.managers.io_struct import SetInternalStateReq
 
-        self.engine.send(SetInternalStateReq(server_args={"spec_fsm_pin": code}))
+        asked = {"spec_fsm_pin": code}
+        if code:
+            self.asked += 1
+            if self.asked % 2:
+                asked["spec_fsm_pin_for"] = 6
+        self.engine.send(SetInternalStateReq(server_args=asked))
 
     def part(self) -> str:
         """Rank 1 sees a load of its own, and load comes: how the comparison ended it."""
@@ -216,6 +238,7 @@ class Rank:
             "rows": self.lifecycle.rows,
             "traced": self.fsm.tracing,
             "failed": self.failed,
+            "pins_ended": self.ended,
         }
 
 

@@ -95,6 +95,13 @@ def test_modes_flip_by_load_and_by_pin() -> None:
     assert max(rows) > 4, "a pin holds SPEC above the threshold"
 
 
+def test_the_time_of_a_pin_ends_in_the_same_step_on_both_ranks() -> None:
+    """One rank's clock decides, though the other's runs five times as fast."""
+    one, two = ranks()[0]
+    assert one["pins_ended"] == two["pins_ended"]
+    assert len(one["pins_ended"]) >= 3
+
+
 def test_outputs_are_equal_and_those_of_a_server_that_never_speculates() -> None:
     """Both ranks sent the same tokens for every request, and they are the model's greedy ones."""
     (one, two), trace = ranks()

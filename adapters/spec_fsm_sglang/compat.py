@@ -46,6 +46,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     ),
     f"{_SCHEDULER}.__init__": ("self", "server_args", "port_args"),
     f"{_SCHEDULER}.get_next_batch_to_run": ("self", "running_batch", "last_batch"),
+    f"{_SCHEDULER}._poll_timeout_aborts": ("self",),
     f"{_SCHEDULER}.is_disable_overlap_for_batch": ("self", "batch", "last_batch"),
     f"{_SCHEDULER}._add_request_to_queue": ("self", "req", "is_retracted"),
     "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": (

@@ -29,6 +29,7 @@ from spec_fsm import (
     StashConfig,
 )
 from spec_fsm_sglang.checks import TensorChecks
+from spec_fsm_sglang.operator_pin import OperatorPin, Order, Refused
 from spec_fsm_sglang.ownership import STRICT
 from spec_fsm_sglang.rows import RowIds, row_of, rows_of
 
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from spec_fsm_sglang.worker import SpecFsmEagleWorker
 
 logger = logging.getLogger(__name__)
-
-PIN_CODES = {0: Pin.AUTO, 1: Pin.SPEC, 2: Pin.PLAIN}
-"""`/set_internal_state` takes numbers only; these are the values of its `spec_fsm_pin`."""
 
 
 class Controller:
@@ -78,6 +76,7 @@ class Controller:
         self._rerun, self.reruns = config.lost_rows == "rerun", 0
         self.disable_above, self.enable_at = policy.disable_above, policy.enable_threshold
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
+        self.pins = OperatorPin(policy.pin)
         self.tracing = sink is not None
         self.worker = worker
         self._rows = RowIds()
@@ -300,14 +299,22 @@ class Controller:
     # The operator
 
     def pin(self, code: float) -> bool:
-        """Set the pin by its number; False for a number that means nothing."""
-        pin = PIN_CODES.get(int(code)) if code == int(code) else None
-        if pin is None:
-            logger.warning("spec-fsm: spec_fsm_pin is %r; accepted are %s", code, PIN_CODES)
+        """Set the pin by its number, without an end; False for a number that means nothing."""
+        try:
+            order = Order.of({"spec_fsm_pin": code})
+        except Refused as refused:
+            logger.warning("spec-fsm: %s", refused)
             return False
-        self.lifecycle.pin = pin
-        logger.info("spec-fsm: pinned %s", pin.name)
+        if order is not None and self.pins.obey(order):
+            self.pin_changed()
         return True
+
+    def pin_changed(self) -> None:
+        """The operator's pin is another one, or ended."""
+        self.lifecycle.pin = pin = self.pins.current
+        left = self.pins.left
+        until = "" if left is None else f" for {left:.0f} s"
+        logger.info("spec-fsm: pinned %s%s", pin.name, until)
 
     def status(self) -> dict[str, Any]:
         """What `/server_info` shows under `spec_fsm`."""
@@ -318,7 +325,8 @@ class Controller:
         stash = self.worker.stash
         return {
             "mode": lifecycle.mode.name,
-            "pin": lifecycle.pin.name,
+            **self.pins.status(),
+            "replica": get_parallel().dp_rank or 0,
             "disable_above": self.disable_above,
             "transitions": edges,
             "checks": lifecycle.checks.as_dict(),
@@ -334,4 +342,4 @@ class Controller:
         }
 
 
-__all__ = ["PIN_CODES", "Controller"]
+__all__ = ["Controller"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from spec_fsm import Action
-from spec_fsm_sglang import weight_updates
+from spec_fsm_sglang import operator_pin, weight_updates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,19 +129,13 @@ def get_internal_state(result: Any, state: Any, *_args: Any, **_kwargs: Any) -> 
 
 
 def set_internal_state(original: Callable[..., Any], state: Any, recv_req: Any) -> Any:
-    """`/set_internal_state` takes `spec_fsm_pin`: 0 AUTO, 1 SPEC, 2 PLAIN; the rest is SGLang's."""
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-
+    """`/set_internal_state` takes the operator's pin as well (`operator_pin`)."""
     controller = controller_of(state.scheduler.model_worker)
-    settings = dict(recv_req.server_args)
-    code = settings.pop("spec_fsm_pin", None)
-    if controller is None or code is None:
+    if controller is None:
         return original(state, recv_req)
-    updated = controller.pin(code)
-    if updated and settings:
-        recv_req.server_args = settings
-        return original(state, recv_req)
-    return SetInternalStateReqOutput(updated=updated)
+    return operator_pin.set_internal_state(
+        controller.pins, controller.pin_changed, lambda request: original(state, request), recv_req
+    )
 
 
 def calculate_spec_decoding_metrics(
@@ -201,6 +195,7 @@ def init_scheduler(result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> 
     controller = controller_of(scheduler.model_worker)
     if controller is not None:
         watch_prefix_cache(scheduler, controller)
+        operator_pin.watch(scheduler, controller.pins)
     return result
 
 

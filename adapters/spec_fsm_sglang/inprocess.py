@@ -198,6 +198,8 @@ class Engine:
             self._at_boundary = None
             self._loop.wait_for_step()
         requests, self._inbox = self._inbox, []
+        # As SGLang's own `ingest_requests`: what this rank's clock decides comes with them.
+        requests.extend(self.scheduler._poll_timeout_aborts())
         self.scheduler.process_input_requests(requests)
         return requests
 
