@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from spec_fsm.errors import ConfigError, SpecFsmError
+from spec_fsm.errors import ConfigError, SpecFsmError, one_line
 from spec_fsm_model.cli import app as model
 from spec_fsm_model.cli import trace_app as trace
+from spec_fsm_model.cli_parts import console
+from spec_fsm_sglang.address import Keys, hide_arguments, keys_of, seconds_of
 from spec_fsm_sglang.bench.cli import app as bench
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.smollm2 import ModelUnavailable
@@ -40,7 +41,41 @@ class PinMode(StrEnum):
     PLAIN = "plain"
 
 
+DEFAULT_URL = "http://127.0.0.1:30000"
 Url = Annotated[str, typer.Option(help="The server's address.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="SPEC_FSM_API_KEY", help="The server's --api-key.", show_default=False),
+]
+AdminKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SPEC_FSM_ADMIN_API_KEY",
+        help="The server's --admin-api-key; `pin` wants it where there is one.",
+        show_default=False,
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SPEC_FSM_API_KEY_FILE", help="File with the --api-key.", show_default=False
+    ),
+]
+AdminKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SPEC_FSM_ADMIN_API_KEY_FILE",
+        help="File with the --admin-api-key.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, max=600, help="Seconds to wait for a whole answer.")
+]
+_KEYS = (
+    "Give a key by its variable or in a file: other users of the host can read a command line. "
+    "It is sent in a header and shown nowhere."
+)
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
 
 
@@ -88,33 +123,87 @@ def _config(path: Path | None, flags: dict[str, Any]) -> Config:
     return Config.of(flags) if path is None else Config.load(path, **flags)
 
 
-@app.command()
-def status(url: Url = "http://127.0.0.1:30000", as_json: AsJson = False) -> None:
-    """Show the mode of a running server, its switches and its checked invariants."""
+@app.command(epilog=_KEYS)
+def status(  # noqa: PLR0913 -- one parameter a flag
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin_api_key: AdminKey = None,
+    api_key_file: ApiKeyFile = None,
+    admin_api_key_file: AdminKeyFile = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show the mode of every replica of a running server, switches and checked invariants."""
     from spec_fsm_sglang import client
 
-    found = client.status(url)
+    keys = _keys((api_key, admin_api_key), (api_key_file, admin_api_key_file))
+    server = client.Client.of(url, keys, timeout)
+    found = server.replicas()
+    if not any(found):
+        raise client.off(server.address)
     if as_json:
-        print(json.dumps(found))
-        return
-    table = Table(title=url, show_header=False)
-    for key, value in found.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name} {count}" for name, count in value.items())
-        table.add_row(key, str(value))
-    Console().print(table)
-
-
-@app.command()
-def pin(mode: PinMode, url: Url = "http://127.0.0.1:30000", as_json: AsJson = False) -> None:
-    """Hold a running server in `spec` or `plain` whatever the load, or release it with `auto`."""
-    from spec_fsm_sglang import client
-
-    client.pin(url, mode.value)
-    if as_json:
-        print(json.dumps({"url": url, "pin": mode.value}))
+        print(json.dumps(found[0] if len(found) == 1 else {"replicas": found}))
     else:
-        print(f"{url}: pinned {mode.value}")
+        _show_status(str(server.address), found)
+    silent = sum(replica is None for replica in found)
+    if silent:
+        raise client.ServerProblem(
+            f"{silent} of the {len(found)} replicas of {server.address} run without spec-fsm"
+        )
+
+
+def _show_status(title: str, replicas: list[dict[str, Any] | None]) -> None:
+    """One column a replica, one row a key of any of them."""
+    table = Table(title=title, show_header=False)
+    for key in dict.fromkeys(key for replica in replicas for key in replica or {}):
+        table.add_row(one_line(key), *(_cell(replica, key) for replica in replicas))
+    console().print(table)
+
+
+def _cell(replica: dict[str, Any] | None, key: str) -> str:
+    if replica is None:
+        return "off"
+    value = replica.get(key, "")
+    if isinstance(value, dict):
+        return ", ".join(one_line(f"{name} {count}") for name, count in value.items())
+    return one_line(value)
+
+
+@app.command(epilog=_KEYS)
+def pin(  # noqa: PLR0913 -- one parameter a flag
+    mode: PinMode,
+    time_to_live: Annotated[
+        str | None,
+        typer.Option("--for", help="The pin ends by itself after this time: 30s, 10m, 2h, 1d."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin_api_key: AdminKey = None,
+    api_key_file: ApiKeyFile = None,
+    admin_api_key_file: AdminKeyFile = None,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Hold all replicas of a server in `spec` or `plain`, or release them with `auto`; or none."""
+    from spec_fsm_sglang import client
+
+    keys = _keys((api_key, admin_api_key), (api_key_file, admin_api_key_file))
+    seconds = None if time_to_live is None else seconds_of(time_to_live)
+    server = client.Client.of(url, keys, timeout)
+    server.pin(mode.value, seconds)
+    if as_json:
+        print(json.dumps({"url": str(server.address), "pin": mode.value, "for_s": seconds}))
+    else:
+        until = "" if time_to_live is None else f" for {time_to_live}"
+        print(f"{server.address}: pinned {mode.value}{until}")
+
+
+def _keys(
+    given: tuple[str | None, str | None], files: tuple[Path | None, Path | None]
+) -> Keys:
+    """The keys, and a command line that shows them to no other user of the host any more."""
+    hide_arguments(tuple(key for key in given if key))
+    return keys_of(given, files)
 
 
 @app.command()
@@ -138,7 +227,7 @@ def demo(
     """Run the main job on a real server on this machine and compare every output."""
     from spec_fsm_sglang.demo.run import run
 
-    summary = run(folder, Console(stderr=as_json), draft)
+    summary = run(folder, console(stderr=as_json), draft)
     if as_json:
         print(json.dumps(summary))
     failed = [c["name"] for c in summary["conditions"] if not c["holds"]]

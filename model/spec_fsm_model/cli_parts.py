@@ -6,8 +6,14 @@ from importlib.util import find_spec
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object as the last line.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that prints every value as it is: no markup, no emoji codes."""
+    return Console(stderr=stderr, markup=False, emoji=False)
 
 
 def need_z3() -> None:
@@ -16,4 +22,4 @@ def need_z3() -> None:
         raise typer.BadParameter("z3 is not installed here: pip install 'spec-fsm[verify]'")
 
 
-__all__ = ["AsJson", "need_z3"]
+__all__ = ["AsJson", "console", "need_z3"]
