@@ -25,7 +25,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
 
@@ -34,7 +34,7 @@ from spec_fsm.errors import shown
 
 logger = logging.getLogger(__name__)
 
-PIN_CODES: Final = {0: Pin.AUTO, 1: Pin.SPEC, 2: Pin.PLAIN}
+PIN_CODES: Final[dict[float, Pin]] = {0: Pin.AUTO, 1: Pin.SPEC, 2: Pin.PLAIN}
 """The values of `spec_fsm_pin`."""
 LONGEST_S: Final = 30 * 24 * 3600
 """Longest time to live of a pin, in seconds: 30 days."""
@@ -90,7 +90,7 @@ class Order:
             else:
                 raise Refused(f"{shown(key)} is no key of spec-fsm: accepted are spec_fsm_pin, "
                               "spec_fsm_pin_for, spec_fsm_pin_id, spec_fsm_pin_undo")  # fmt: skip
-        return cls(PIN_CODES[code], seconds, number)  # type: ignore[index]
+        return cls(PIN_CODES[code], seconds, number)
 
 
 class OperatorPin:
@@ -219,25 +219,25 @@ def watch(scheduler: Any, pin: OperatorPin) -> None:
     scheduler._poll_timeout_aborts = with_pin_end
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _seconds(key: str, value: object) -> float:
     # A NaN compares false with everything, and so is refused.
-    if not _is_number(value) or not 0 < value <= LONGEST_S:  # type: ignore[operator]
+    if not _is_number(value) or not 0 < value <= LONGEST_S:
         raise Refused(f"{key} is {shown(value)}: accepted are seconds, above 0, up to {LONGEST_S}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _whole(key: str, value: object) -> int:
     if (
         not _is_number(value)
-        or not 1 <= value <= LARGEST_ID  # type: ignore[operator]
-        or value != math.floor(value)  # type: ignore[arg-type]
+        or not 1 <= value <= LARGEST_ID
+        or value != math.floor(value)
     ):
         raise Refused(f"{key} is {shown(value)}: accepted are whole numbers, 1 to {LARGEST_ID}")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 __all__ = [
