@@ -17,7 +17,8 @@ Put = Callable[[World], None]
 class Fault:
     """A slip. `says`: what was done wrong.  caught_by: the check that has to catch it.
 
-    overlap: which of the two configurations it is put into.
+    overlap: which of the two configurations it is put into.  history: what is played with it, a
+    key of `fault_run.HISTORIES`.
     """
 
     name: str
@@ -25,16 +26,19 @@ class Fault:
     caught_by: str
     put: Put
     overlap: bool
+    history: str = "main"
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(says: str, caught_by: str, *, overlap: bool = True) -> Callable[[Put], Put]:
+def fault(
+    says: str, caught_by: str, *, overlap: bool = True, history: str = "main"
+) -> Callable[[Put], Put]:
     """Names the decorated function as a fault."""
 
     def named(put: Put) -> Put:
-        FAULTS[put.__name__] = Fault(put.__name__, says, caught_by, put, overlap)
+        FAULTS[put.__name__] = Fault(put.__name__, says, caught_by, put, overlap, history)
         return put
 
     return named

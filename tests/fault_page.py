@@ -16,8 +16,10 @@ is written by `python tests/fault_page.py`, and a test fails when it is stale.
 I1 to I19 are the invariants ([generated/invariants.md](generated/invariants.md)); `matrix` is the
 mode and phase matrix. `UnownedWrite` is strict ownership. The others are the fuzzer's own:
 `draft KV` recomputes the draft model's KV from the whole text, `rounds` compares acceptance after
-a gap with that of a request prefilled up to the same point, `answers` holds every token against the
-model's own greedy path, `new weights` counts the rows that have to be lost.
+a gap with that of a request prefilled up to the same point, `seeds` compares each tensor that a
+reseed relays, row by row, with those of twins that were prefilled, `answers` holds every token
+against the model's own greedy path, `new weights` counts the rows that have to be lost, `operator`
+sets pins and reads the state as a request does. `SGLang` is SGLang's own check of an idle server.
 
 | fault | what is wrong | overlap | caught by | event |
 |---|---|---|---|---|

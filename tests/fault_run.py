@@ -79,6 +79,14 @@ HISTORY: list[Event] = [
     *[["rounds", 12 + 5 * gap, gap] for gap in (3, 6, 9, 14)],
 ]
 
+HISTORIES: dict[str, list[Event]] = {
+    "main": HISTORY,
+    # The rows of one batch after a gap, each against a twin.
+    "seeds": [["seeds", 5]],
+    "answers": [["admit", 5, "fresh", 12, "logprobs"], ["step", 2], ["pin", 2], ["idle", 0]],
+    "operator": [["admit", 5, "fresh", 9, "greedy"], ["step", 3], ["operator", 2], ["idle", 0]],
+}
+
 
 def main() -> None:
     """Every fault of one configuration."""
@@ -127,7 +135,8 @@ def played(world: World, name: str) -> dict[str, Any]:
     if name != NONE:
         known()[name].put(world)
     try:
-        world.run(HISTORY)
+        for history in HISTORIES if name == NONE else [known()[name].history]:
+            world.run(HISTORIES[history])
     except Exception as error:
         caught, text = caught_by(error), f"{type(error).__name__}: {error}"
     else:
@@ -151,7 +160,7 @@ def caught_by(error: BaseException) -> str:
     """An invariant's id, an error's class, or the fuzzer's check by what it says."""
     if isinstance(error, Wrong):
         text = str(error)
-        for check in ("draft KV", "new weights", "rounds"):
+        for check in ("draft KV", "new weights", "rounds", "seeds", "operator"):
             if text.startswith(check):
                 return check
         return "answers" if "wrong answers" in text else "pool" if "idle with" in text else text

@@ -19,6 +19,7 @@ from typing import Any
 
 from fuzz import draft_kv, loads
 from fuzz.configurations import Configuration
+from fuzz.played import Played, Wrong
 from fuzz.requests import KINDS, Asked, Judge
 from live_scenarios import write_tokenizer
 
@@ -30,11 +31,7 @@ MOST_STEPS = 3000
 FINISHED = "finished"
 
 
-class Wrong(AssertionError):
-    """Something the fuzzer itself checks does not hold."""
-
-
-class World:
+class World(Played):
     """The engine of one configuration, what was asked of it, and what was seen."""
 
     def __init__(self, config: Configuration, folder: Path, trace: Path | None) -> None:
@@ -85,6 +82,7 @@ class World:
         self._next = 0
         self.rounds.clear()
         self._since_begin = 0
+        self.reruns_before = self.fsm.reruns
 
     # -- running events -------------------------------------------------------------------
 
