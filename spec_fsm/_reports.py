@@ -50,11 +50,11 @@ class Reports(Figures):
             self._note((JOINED, rid, committed))
 
     def _one_row(self, change: int) -> None:
-        """A row more or less leaves a steady PLAIN steady: its batches have that row too."""
+        """A row more or less leaves a steady state steady; in PLAIN its batches have that row."""
         steady = self.steady
+        steady.rows_hi += change
         if steady.plan is PLAIN_STEP:
             steady.rows_lo += change
-            steady.rows_hi += change
 
     def chunked(self, rid: str, length: int) -> None:
         """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.

@@ -280,7 +280,7 @@ class Checks:
         self.launches = 0
         """Launches checked; each evaluates all of LAUNCH_IDS, counted once here for speed."""
         self.plans = 0
-        """Decode plans outside SPEC; each evaluates I7."""
+        """Decode plans; each evaluates I7."""
 
     def count(self, invariant: str, times: int = 1) -> None:
         """`invariant` was evaluated `times` times."""

@@ -199,7 +199,7 @@ class Lifecycle(Reports):
         steady.lo, steady.hi = self._calm
         if self.mode is _SPEC:
             steady.plan, steady.action, steady.left = SPECULATE, _ACT_SPECULATE, _SPELL
-            steady.rows_lo, steady.rows_hi, steady.flush = 1, _NEVER, None
+            steady.rows_lo, steady.rows_hi, steady.flush = 1, ledger.rows, None
         elif self.mode is _PLAIN:
             steady.plan, steady.action = PLAIN_STEP, _ACT_PLAIN
             # Up to the next flush, and no step that would lose a row. Lost rows are rare enough.
@@ -212,23 +212,24 @@ class Lifecycle(Reports):
     def plan_decode(self, rows: int) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
 
-        Raises IllegalLaunch in DRAINING while a result is in flight, and outside SPEC if `rows`
-        cannot be the rows that joined: the ledger counts on each of them taking part in every
-        plain launch.  Overlap allows two exceptions, for one launch each: a row that left since
-        the last launch may ride along, and a row whose last token is in flight may sit out
-        (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`) if it leaves before the next.
+        Raises IllegalLaunch in DRAINING while a result is in flight, and where `rows` cannot be
+        rows that joined.  A row that left since the last launch may ride along in one more.  A row
+        may sit a speculative launch out: it stays covered and seeded.  The ledger counts on each
+        row taking part in every plain launch and in the RESEED.  The one exception is a row whose
+        last token is in flight (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`): it may sit
+        one out if it leaves before the next launch, and before a RESEED's result.
         """
-        plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative(rows)
+        departed = self._departed
+        self.checks.plans += 1
+        if not 1 <= rows <= self.ledger.rows + departed or self._sat_out > departed:
+            self._wrong_rows(rows)
+        plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative()
         if self._trace is not None:
             self._trace.plan(plan, rows)
         return plan
 
-    def _plan_unspeculative(self, rows: int) -> Plan:
+    def _plan_unspeculative(self) -> Plan:
         ledger, mode = self.ledger, self.mode
-        self.checks.plans += 1
-        departed = self._departed
-        if not 1 <= rows <= ledger.rows + departed or self._sat_out > departed:
-            self._wrong_rows(rows)
         if mode is _PLAIN:
             gap = ledger.max_gap + 1
             if gap < self._flush_at:
@@ -317,7 +318,8 @@ class Lifecycle(Reports):
             )
         ledger = self.ledger
         if speculative:
-            self._departed = self._sat_out = 0
+            self._departed = 0
+            self._sat_out = max(0, ledger.rows - rows) if action is _ACT_RESEED else 0
             ledger.launch_speculative(action)
             dropped: Sequence[str] = ()
         else:
@@ -351,6 +353,8 @@ class Lifecycle(Reports):
         (bonus included) and id of each row in batch order, for the trace alone.  Raises
         IllegalEvent, changing nothing, if another result is due first.
         """
+        if action is _ACT_RESEED and self._sat_out > self._departed:
+            self._wrong_rows(rows)
         if not self.ledger.settle(action):
             due = self.ledger.next_action
             expected = "nothing" if due is None else due.name
@@ -372,9 +376,9 @@ class Lifecycle(Reports):
         ledger = self._ledger
         if issued:
             self._departed = self._sat_out = 0
+            self.checks.plans += issued
             if action is _ACT_PLAIN:
                 ledger.t_launched += issued
-                self.checks.plans += issued
             else:
                 ledger.unsettled += issued
         if processed and not (action is not None and ledger.settle_many(action, processed)):

@@ -80,10 +80,11 @@ def _row_broken(request: Request, speculates: bool, width: int) -> Broken | None
         ready = row.seeded or row.lost or row.stashed != row.committed
         return Broken("UNREADY", str(row)) if ready else None
     if speculates:
-        # What is enqueued counts: the launch that reseeds settles one boundary later.
-        return _held("I8", request.launched)
+        # What is enqueued counts: the launch that reseeds settles one boundary later.  A row that
+        # sat that launch out was not rebuilt; it leaves before another launch.
+        return None if request.sat_out else _held("I8", request.launched)
     lost = request.settled._replace(lost=request.launched.lost)
-    return _held("I14", request.launched) or _held("I14", lost)
+    return (None if request.sat_out else _held("I14", request.launched)) or _held("I14", lost)
 
 
 def _held(claim: str, row: RowState) -> Broken | None:

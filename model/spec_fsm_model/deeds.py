@@ -94,7 +94,8 @@ class Deeds:
         """A mode event's row effect on every running row, in one view or in both."""
 
         def covers(r: Request) -> Request:
-            if r.stage != Stage.RUNNING:
+            # A row whose last token is in flight is in no launch any more: nothing rebuilds it.
+            if not (takes_part(r) or (settled and r.stage == Stage.RUNNING)):
                 return r
             view = self.table.row(effect, r.settled, NO_ARG) if settled else r.settled
             return r._replace(launched=self.table.row(effect, r.launched, NO_ARG), settled=view)
@@ -245,12 +246,23 @@ def oldest_without(world: World, gone: Iterable[int]) -> int:
 
 
 def _take_off(world: World, flight: Flight) -> World:
-    """`flight` is in flight, with every row that takes part; the others sit it out."""
-    bit = 1 << len(world.flights)
-    rows = tuple(
-        r._replace(flying=r.flying | bit) if takes_part(r) else r._replace(sat_out=r.ending)
-        for r in world.rows
-    )
+    """`flight` is in flight, with every row that takes part; the others sit it out.
+
+    A speculative launch changes nothing of a row that sits it out: covered and seeded, it stays so.
+    After a plain one the counters count it as missing one more, and its seed.
+    """
+    bit, counts = 1 << len(world.flights), flight.action != Action.SPECULATE
+
+    def takes(r: Request) -> Request:
+        if takes_part(r):
+            return r._replace(flying=r.flying | bit)
+        if r.ending and counts:
+            seeded = 0 if flight.action == Action.PLAIN else r.launched.seeded
+            r = r._replace(sat_out=1, launched=r.launched._replace(seeded=seeded))
+        # The result of its prefill is processed next.
+        return r._replace(ending=1) if r.ending else r
+
+    rows = tuple(takes(r) for r in world.rows)
     return world._replace(rows=rows, flights=(*world.flights, flight))
 
 

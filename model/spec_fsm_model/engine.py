@@ -25,7 +25,7 @@ from spec_fsm.invariants import (
 from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.modes import Hidden, Mode, Phase, SpecInfo
 from spec_fsm.ops import INT
-from spec_fsm_model.deeds import SPECULATIVE_PHASES
+from spec_fsm_model.deeds import SPECULATIVE_PHASES, takes_part
 from spec_fsm_model.held import GRAPH_ROWS, POOL, Flying, Held, Row, put, stashed
 from spec_fsm_model.world import Stage
 
@@ -60,7 +60,7 @@ class Engine:
         elif name.endswith("result"):
             held = self.result(held, before)
         elif name in LEAVES:
-            held = self.leave(held, act.row)
+            held = self.leave(held, act.row, name)
         elif name == "flush the prefix cache" and not before.running:
             free = (*held.free, *held.cached)
             held = held._replace(free=free, cached=(), cached_draft=0)
@@ -78,25 +78,30 @@ class Engine:
         draft = row.draft | (1 << length) - (1 << row.committed)
         seed = length if whole else 0
         row = row._replace(committed=length, draft=draft, seed=seed, cursor=length, decodes=whole)
-        held = self.insert(held, row, self.inserted(row)) if whole else put(held, row)
+        held = self.insert(held, row, self.inserted(row, "")) if whole else put(held, row)
         return self.settled(held, tuple(r.name for r in held.batch)) if whole else held
 
     def launch(self, held: Held, act: Act, before: World, after: World) -> Held:
-        """A decode launch: plain, speculative, or the one that reseeds."""
-        for row in held.batch:
+        """A decode launch: plain, speculative, or the one that reseeds.
+
+        A row whose last token is in flight is not in it.
+        """
+        for row in in_launch(held, before):
             held, _ = self.grow(held, row, row.committed + self.reserve)
-        held = self.replay(held)
-        names, b = tuple(r.name for r in held.batch), len(held.batch)
+        batch = in_launch(held, before)
+        held = self.replay(held, batch)
+        names, b = tuple(r.name for r in batch), len(batch)
         if act.name == "launch plain":
             upper, lower = _ages(act.what)
             self.issue(held, before.mode, self.plain_phase(), b)
             return held._replace(flying=(*held.flying, Flying(names, True, upper, lower)))
         if act.name == "launch reseed":
-            missing = sum(r.committed - r.covered for r in held.batch)
+            missing = sum(r.committed - r.covered for r in batch)
             if missing:
                 self.issue(held, before.mode, Phase.FLUSH, b, missing)
             self.issue(held, before.mode, Phase.SEED_EXTEND, b, 1)
-            held = held._replace(rows=tuple(self.reseed(r) for r in held.rows))
+            rows = (self.reseed(r) if r.name in names else r for r in held.rows)
+            held = held._replace(rows=tuple(rows))
         for phase in SPECULATIVE_PHASES:
             self.issue(held, after.mode, phase, b)
         return held._replace(flying=(*held.flying, Flying(names, False)))
@@ -114,11 +119,11 @@ class Engine:
                 held = put(held, self.commit(row, flight, tokens))
         return self.settled(held, tuple(r.name for r in held.batch))
 
-    def leave(self, held: Held, i: int) -> Held:
+    def leave(self, held: Held, i: int, how: str) -> Held:
         """A request leaves: what is covered goes to the prefix cache, the rest is free again."""
         row = held.rows[i]
         if row.decodes:
-            held = self.insert(held, row, self.inserted(row))
+            held = self.insert(held, row, self.inserted(row, how))
             row = held.rows[i]
         rows, free = (*held.rows[:i], *held.rows[i + 1 :]), self.given_back(row)
         held = held._replace(rows=rows, free=(*held.free, *free))
@@ -193,10 +198,9 @@ class Engine:
         """Rows the buffers shared by all graphs hold."""
         return GRAPH_ROWS
 
-    def replay(self, held: Held) -> Held:
+    def replay(self, held: Held, batch: tuple[Row, ...]) -> Held:
         """The batch is copied into the graph; the rows beyond it are reset."""
-        b = len(held.batch)
-        padding = tuple(r.committed for r in held.batch) + (0,) * (GRAPH_ROWS - b)
+        padding = tuple(r.committed for r in batch) + (0,) * (GRAPH_ROWS - len(batch))
         return held._replace(padding=padding)
 
     def reseed(self, row: Row) -> Row:
@@ -242,8 +246,8 @@ class Engine:
         """A result comes for a row that has left: it is dropped."""
         return held
 
-    def inserted(self, row: Row) -> int:
-        """Positions of a row that leaves, or was prefilled, which the prefix cache receives."""
+    def inserted(self, row: Row, how: str) -> int:
+        """Positions of a row that the prefix cache receives; how: it left, empty: was prefilled."""
         return row.covered
 
     def given_back(self, row: Row) -> tuple[int, ...]:
@@ -314,6 +318,12 @@ class Engine:
             self.breaks("I6", f"slots {twice} have two owners")
 
 
+def in_launch(held: Held, world: World) -> tuple[Row, ...]:
+    """The rows a decode launch holds, in order."""
+    pairs = zip(held.rows, world.rows, strict=True)
+    return tuple(row for row, known in pairs if takes_part(known))
+
+
 def _of_rows(held: Held, world: World) -> Iterator[tuple[str, str]]:
     speculates = world.mode in (Mode.SPEC, Mode.DRAINING)
     for row, known in zip(held.rows, world.rows, strict=True):
@@ -324,6 +334,8 @@ def _of_rows(held: Held, world: World) -> Iterator[tuple[str, str]]:
         if row.cursor != row.committed:
             yield "I19", f"row {row.name}: grammar at {row.cursor}, {row.committed} committed"
         whole = row.covered >= row.committed and row.seed == row.committed
+        if known.sat_out:
+            continue  # it is in no other launch
         if speculates and not whole:
             text = f"{row.covered} of {row.committed} covered, seed of {row.seed}"
             yield "I8", f"row {row.name}: {text}"
@@ -339,4 +351,4 @@ def _ages(what: str) -> tuple[int, int]:
     return (int(words[1]), int(words[3])) if words else (0, 0)
 
 
-__all__ = ["LEAVES", "Engine"]
+__all__ = ["LEAVES", "Engine", "in_launch"]

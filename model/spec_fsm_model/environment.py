@@ -52,7 +52,7 @@ class Environment(Deeds):
     def _acts(self, world: World) -> Iterator[tuple[Act, Callable[[], World]]]:
         # A row whose last token was processed leaves before anything else happens.
         for i, r in enumerate(world.rows):
-            if r.ending and not r.flying:
+            if r.ending == 1 and not r.flying:
                 yield self._leave(world, i, Event.FINISHED)
                 return
         yield from self._operator(world)
@@ -128,18 +128,20 @@ class Environment(Deeds):
                 # All of what is cached, but for the one position that a prefill has to compute.
                 hit = min(world.cached.positions, self.bounds.origin - 1)
                 yield Act("admit a request", what="prefix hit"), partial(self._admit, world, hit)
-        plain_only = all(f.action == Action.PLAIN for f in world.flights)
         for i, r in enumerate(world.rows):
             if r.stage != Stage.RUNNING:
                 if r.stage == Stage.ADMITTED:
                     yield Act("prefill a chunk", i), partial(self._chunk, world, i)
-                yield Act("prefill the rest", i), partial(self._prefill, world, i)
+                yield Act("prefill the rest", i), partial(self._prefill, world, i, 0)
+                if self.bounds.in_flight:
+                    ends = partial(self._prefill, world, i, 2)
+                    yield Act("prefill the rest", i, "its only token"), ends
                 yield self._leave(world, i, Event.ABORTED)
                 yield self._leave(world, i, Event.RETRACTED)
                 continue
             for event in (Event.FINISHED, Event.ABORTED, Event.RETRACTED):
                 yield self._leave(world, i, event)
-            if r.flying and plain_only and not r.ending:
+            if r.flying and not r.ending:
                 ends = partial(put, world, i, r._replace(ending=1))
                 yield Act("the last token is in flight", i), ends
 
@@ -157,12 +159,12 @@ class Environment(Deeds):
         # The chunk is cached too: a hit on it is a shorter one than on the whole prompt, later.
         return put(world, i, r._replace(stage=Stage.CHUNKED))
 
-    def _prefill(self, world: World, i: int) -> World:
+    def _prefill(self, world: World, i: int, ending: int) -> World:
         effect = self.table.row_effect(world.mode, Event.PREFILLED)
         r = self._computed(world.rows[i], effect, self.bounds.origin)
         row = r.settled
         world = self._prefill_launch(world, Event.PREFILLED, row.committed)
-        r = r._replace(stage=Stage.RUNNING, base=world.state.t_launched)
+        r = r._replace(stage=Stage.RUNNING, base=world.state.t_launched, ending=ending)
         world = self.fact(put(world, i, r), Event.MERGED)
         return world._replace(cached=inserted(world.cached, row.committed, row.covered))
 

@@ -138,7 +138,7 @@ def _rank(world: World) -> tuple[int, int, int]:
     # A result in flight may leave a row that has to go before anything else: it counts last.
     # What is left to make: positions, and the seeds.
     left = max_gap(INT, world.state) + world.seeds_due if world.mode is Mode.RESEEDING else 0
-    due = sum(bool(r.ending and not r.flying) for r in world.rows)
+    due = sum(r.ending == 1 and not r.flying for r in world.rows)
     return left, len(world.flights), due
 
 

@@ -62,7 +62,9 @@ def _i5(view: str) -> Callable[[Scene, Term], Term]:
 def _i8(s: Scene, _: Term) -> Term:
     if s.mode not in SPECULATES:
         return True
-    return Z3.imp(s.row.running, ROW_PREDICATES["I8"](Z3, s.row.launched))
+    # A row that sat the reseed out was not rebuilt; it leaves before another launch (SIT OUT).
+    there = z3.And(s.row.running, s.row.sat != Sat.RESEED)
+    return Z3.imp(there, ROW_PREDICATES["I8"](Z3, s.row.launched))
 
 
 def _i14(view: str) -> Callable[[Scene, Term], Term]:
@@ -71,7 +73,9 @@ def _i14(view: str) -> Callable[[Scene, Term], Term]:
             return True
         row: RowState = getattr(s.row, view)
         held = ROW_PREDICATES["I14"](Z3, row._replace(lost=s.row.launched.lost))
-        return Z3.imp(s.row.running, held)
+        # A row that sat a launch out needs nothing any more.
+        there = z3.And(s.row.running, s.row.sat == Sat.NO) if view == "launched" else s.row.running
+        return Z3.imp(there, held)
 
     return term
 
@@ -84,13 +88,13 @@ def _i15(s: Scene, _: Term) -> Term:
 
 def _agree_gap(s: Scene, _: Term) -> Term:
     r = s.row
-    there = z3.And(r.running, z3.Not(r.counted), r.sat != Sat.PLAIN)
+    there = z3.And(r.running, z3.Not(r.counted), r.sat == Sat.NO)
     return Z3.imp(there, r.launched.committed - r.launched.covered == gap(s))
 
 
 def _agree_seeded(s: Scene, _: Term) -> Term:
     r = s.row
-    there = z3.And(r.running, z3.Not(r.counted), r.sat != Sat.PLAIN)
+    there = z3.And(r.running, z3.Not(r.counted), r.sat == Sat.NO)
     seed = Z3.max(r.base, s.state.seed_launched) >= s.state.t_launched
     return Z3.imp(there, (r.launched.seeded == 1) == seed)
 

@@ -17,8 +17,10 @@ DROP      a launch drops the oldest rows, and flushes only once nothing is left 
           (`Ledger.launch_plain` does both at once).
 SLICE     each plain launch of RESEEDING carries a slice, and it leaves less missing than was
           missing before that launch, or nothing (`Lifecycle.plan_decode`; a test asks it).
-SIT OUT   a row whose last token is in flight sits out at most one launch, and leaves before that
-          launch settles or another is issued (`Lifecycle.plan_decode`, I7).
+SIT OUT   any row may sit any speculative launch out.  One that sits out a plain launch or a
+          reseed, its last token being in flight, leaves before that launch settles or another is
+          issued (`Lifecycle.plan_decode` and `settled`, I7).
+HELD      a result is of the rows its launch held: of a reseed's, those it rebuilt.
 RESERVE   rows own `laws.reserve` slots beyond what they committed before a decode launch, and
           one is issued only while at most one is in flight (the engine; I5 alone leans on it).
 ACCEPT    a verify accepts 1 to d tokens of a row.
@@ -45,6 +47,7 @@ TRUE = z3.BoolVal(True)
 PROMISES = {
     "NO HOLE": "A flush starts at or below what is covered.",
     "SLICE FITS": "What a reseed writes of a row fits one slice.",
+    "RESEED FIRST": "The launch that reseeds is the oldest speculative one in flight.",
     "MATRIX": "The mode allows the phases that a flush or a reseed launches.",
     "CACHE": "The prefix cache is emptied while no row lives.",
     "OLD WEIGHTS": "A row that needs what was stashed under the old weights is lost.",

@@ -11,7 +11,7 @@ from spec_fsm._rules import Arg
 from spec_fsm.invariants import STATE_PREDICATES
 from spec_fsm.modes import Event, Mode, Phase
 from spec_fsm_model.prove_edges import TRUE, Reading, Step, gap_of_all, oldest_after
-from spec_fsm_model.symbolic import Z3, Sat, Scene, Stage, arg, scene, select
+from spec_fsm_model.symbolic import Z3, Sat, Scene, Stage, SymbolicRow, arg, scene, select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,8 +43,8 @@ class Launches(Reading):
         yield self._launch(edge, "plain", (Phase.PLAIN_DECODE,), Stage.BOUNDARY)
         yield self._launch(edge, "plain, sat out", (Phase.PLAIN_DECODE,), Stage.BOUNDARY)
         yield self._launch(edge, "speculative", SPECULATIVE, Stage.BOUNDARY)
+        yield self._launch(edge, "speculative, sat out", SPECULATIVE, Stage.BOUNDARY)
         yield self._launch(edge, "reseed", SPECULATIVE, Stage.IN_RESEED)
-        yield self._launch(edge, "reseed, sat out", SPECULATIVE, Stage.IN_RESEED)
 
     def _launch(self, edge: Edge, kind: str, phases: tuple[Phase, ...], stage: Stage) -> Step:
         before, a, after = self._begin(edge, stage)
@@ -52,32 +52,35 @@ class Launches(Reading):
         allowed = z3.If(self._allows(edge.source, *phases), 1, 0)
         contract = [a.allowed == allowed, a.plain == plain, a.speculative == speculative]
         if plain or speculative:
-            contract += self._before_decode(before)
+            reseed = stage is Stage.IN_RESEED
+            contract += self._before_decode(before, reseed)
             row, flights = before.row, before.flights
             topped = self._topped(before)
             if "sat out" in kind:
-                sat = Sat.PLAIN if plain else Sat.RESEED
-                topped = row._replace(sat=z3.If(row.running, int(sat), row.sat))
+                topped = self._sits_out(row) if plain else row
                 contract.append(row.running)
-                contract.append(self._last_token_in_flight(before))
             elif plain:
                 decode = self._edge(edge.source, Event.DECODED)
                 launched = self._on_row(decode, after.state, topped.launched, Arg())
                 topped = topped._replace(launched=launched)
             else:
-                topped = topped._replace(flying=row.flying + 1)
+                held = topped._replace(flying=row.flying + 1, rebuilt=z3.Or(row.rebuilt, reseed))
+                topped = select(row.sat == Sat.NO, held, row)
             flights = flights._replace(
                 plain=flights.plain + plain, speculative=flights.speculative + speculative
             )
             if speculative:
-                reseeds = 1 if stage is Stage.IN_RESEED else flights.reseeds
+                reseeds = 1 if reseed else flights.reseeds
                 flights = flights._replace(spec_point=after.state.f_launched, reseeds=reseeds)
             row = select(before.row.running, topped, before.row)
             then = Stage.IN_PLAIN if plain else Stage.BOUNDARY
             after = replace(after.at(edge.target, then), row=row, flights=flights)
         guards = self._guards(edge, before.state, a)
         happened = TRUE if self._planned(edge.source, kind) else None
-        return Step(edge.event, kind, before, after, a, contract, guards, edge, happened)
+        promises = {}
+        if stage is Stage.IN_RESEED:
+            promises["RESEED FIRST"] = before.flights.speculative == 0
+        return Step(edge.event, kind, before, after, a, contract, guards, edge, happened, promises)
 
     @staticmethod
     def _planned(mode: Mode, kind: str) -> bool:
@@ -89,13 +92,15 @@ class Launches(Reading):
         return mode is Mode.SPEC
 
     @staticmethod
-    def _before_decode(s: Scene) -> list[Term]:
-        """SIT OUT, and RESERVE's half about overlap."""
-        return [s.row.sat == Sat.NO, s.flights.plain + s.flights.speculative <= 1]
+    def _before_decode(s: Scene, reseed: bool) -> list[Term]:
+        """SIT OUT, and RESERVE's half about overlap.  Who sits a reseed out does so already."""
+        overlap = s.flights.plain + s.flights.speculative <= 1
+        return [overlap] if reseed else [s.row.sat == Sat.NO, overlap]
 
     @staticmethod
-    def _last_token_in_flight(s: Scene) -> Term:
-        return z3.And(s.flights.plain > 0, s.row.base < s.state.t_launched)
+    def _sits_out(r: SymbolicRow) -> SymbolicRow:
+        """The row sits a plain launch out; the counters count it as one more that has no seed."""
+        return r._replace(sat=z3.IntVal(Sat.PLAIN), launched=r.launched._replace(seeded=0))
 
     @staticmethod
     def _topped(s: Scene) -> Any:
@@ -195,13 +200,17 @@ class Launches(Reading):
             launched=self._on_row(edge, s, r.launched, a),
             settled=self._on_row(edge, s, settled, a),
             flying=r.flying - 1,
+            rebuilt=False,
         )
-        held = z3.And(r.running, r.flying == f.speculative)
+        held = z3.Bool("the result is the row's too")
         flights = f._replace(reseeds=z3.IntVal(0), speculative=f.speculative - 1)
         after = replace(after, row=select(held, row, r), flights=flights)
         contract = [
             f.plain == 0,
             r.sat == Sat.NO,
+            Z3.imp(held, z3.And(r.running, r.flying > 0)),
+            Z3.imp(z3.And(r.running, z3.Not(held)), r.flying <= Z3.max(0, f.speculative - 1)),
+            Z3.imp(f.reseeds == 1, held == r.rebuilt),
             a.point == f.spec_point,
             a.reseed == f.reseeds,
             a.length >= 1,

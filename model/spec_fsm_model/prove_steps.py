@@ -65,6 +65,8 @@ class Steps(Launches):
             yield from (self._prefilled(edge, other) for other in (False, True))
         elif event in LEAVING:
             yield from (self._left(edge, other) for other in (False, True))
+        elif event is Event.RESEEDED:
+            yield from (self._reseeded(edge, sat_out) for sat_out in (False, True))
         else:
             yield _OTHERS.get(event, Steps._mode_event)(self, edge)
 
@@ -93,10 +95,12 @@ class Steps(Launches):
         guards = self._guards(edge, s, a)
         return Step(edge.event, "", before, after, a, [], guards, edge, happened, promises)
 
-    def _reseeded(self, edge: Edge) -> Step:
+    def _reseeded(self, edge: Edge, sat_out: bool) -> Step:
         before, a, after = self._begin(edge)
         s, r = before.state, before.row
         row = r._replace(launched=self._on_row(edge, s, r.launched, a))
+        if sat_out:
+            row = r._replace(sat=z3.IntVal(Sat.RESEED))
         after = replace(after.at(edge.target, Stage.IN_RESEED), row=select(r.running, row, r))
         kept = z3.And(r.running, z3.Not(r.counted))
         promises = {
@@ -104,8 +108,10 @@ class Steps(Launches):
             "MATRIX": self._allows(edge.source, Phase.FLUSH, Phase.SEED_EXTEND),
         }
         happened, contract = gap_of_all(before) <= s.slice_width, [r.sat == Sat.NO]
-        guards = self._guards(edge, s, a)
-        return Step(edge.event, "", before, after, a, contract, guards, edge, happened, promises)
+        guards, variant = self._guards(edge, s, a), "sat out" if sat_out else ""
+        return Step(
+            edge.event, variant, before, after, a, contract, guards, edge, happened, promises
+        )
 
     def _cache_flushed(self, edge: Edge) -> Step:
         before, a, after = self._begin(edge)
@@ -118,7 +124,7 @@ class Steps(Launches):
         s, r = before.state, before.row
         guards = self._guards(edge, s, a)
         launched = self._on_row(edge, s, r.launched, a)
-        needs = z3.And(r.running, r.launched.seeded == 0)
+        needs = z3.And(r.running, r.launched.seeded == 0, r.sat != Sat.RESEED)
         promises = {"OLD WEIGHTS": Z3.imp(needs, launched.lost == 1)}
         if edge.row_effect is None:
             # Nothing is stashed where rows are not to forget: no row becomes lost.
@@ -170,7 +176,13 @@ class Steps(Launches):
             new = r._replace(launched=row, settled=row)
             if joins:
                 new = new._replace(
-                    running=True, base=s.t_launched, counted=False, sat=0, flying=0, forgot=False
+                    running=True,
+                    base=s.t_launched,
+                    counted=False,
+                    sat=0,
+                    flying=0,
+                    rebuilt=False,
+                    forgot=False,
                 )
             # A row that decodes already is left as it is: the guard has to refuse it.
             after, happened = replace(after, row=select(r.running, r, new)), z3.Not(r.running)
@@ -195,7 +207,13 @@ class Steps(Launches):
         else:
             known, lost, contract = r.running, z3.And(r.running, r.counted), []
             gone = r._replace(
-                running=False, counted=False, sat=0, flying=0, launched=NOTHING, settled=NOTHING
+                running=False,
+                counted=False,
+                sat=0,
+                flying=0,
+                rebuilt=False,
+                launched=NOTHING,
+                settled=NOTHING,
             )
             after = replace(after, row=gone)
         contract += [a.known == z3.If(known, 1, 0), a.lost == z3.If(lost, 1, 0)]
@@ -207,7 +225,6 @@ class Steps(Launches):
 
 _OTHERS = {
     Event.DRAINED: Steps._drained,
-    Event.RESEEDED: Steps._reseeded,
     Event.CACHE_FLUSHED: Steps._cache_flushed,
     Event.WEIGHTS_CHANGED: Steps._weights,
 }
@@ -232,7 +249,7 @@ def initial() -> tuple[Scene, list[Term]]:
     zeros += [*r.launched, *r.settled, r.base, r.sat, r.flying, r.point, r.lost_at]
     f = start.flights
     zeros += [start.others, start.others_lost, f.reseeds, f.plain, f.speculative]
-    facts = [*(z == 0 for z in zeros), z3.Not(r.running), z3.Not(r.counted)]
+    facts = [*(z == 0 for z in zeros), z3.Not(r.running), z3.Not(r.counted), z3.Not(r.rebuilt)]
     sizes = start.sizes
     chosen = [s.width >= 2, s.slice_width >= 2, s.dwell >= 0, sizes.num_draft_tokens >= 2]
     laws = [sizes.need >= sizes.num_draft_tokens, sizes.reserve >= 2 * sizes.need]

@@ -116,7 +116,7 @@ def _others(s: Scene, _: Term) -> Term:
 
 def _no_row(s: Scene, _: Term) -> Term:
     r = s.row
-    nothing = z3.And(r.sat == Sat.NO, r.flying == 0, z3.Not(r.counted))
+    nothing = z3.And(r.sat == Sat.NO, r.flying == 0, z3.Not(r.rebuilt), z3.Not(r.counted))
     return Z3.imp(z3.Not(r.running), nothing)
 
 
@@ -128,11 +128,14 @@ def _flying(s: Scene, _: Term) -> Term:
     r = s.row
     joined_since = z3.And(r.base == s.state.t_launched, r.flying < s.state.unsettled)
     reseeds = z3.And(s.flights.reseeds == 1, r.running, r.sat != Sat.RESEED)
+    launched = s.stage is Stage.IN_RESEED or s.flights.reseeds == 1
     return z3.And(
         r.flying >= 0,
         r.flying <= s.state.unsettled,
         s.flights.reseeds <= s.state.unsettled,
-        Z3.imp(reseeds, z3.Or(r.flying == s.state.unsettled, joined_since)),
+        Z3.imp(r.sat == Sat.RESEED, launched),
+        Z3.imp(r.rebuilt, z3.And(s.flights.reseeds == 1, r.flying >= 1)),
+        Z3.imp(z3.And(reseeds, z3.Not(r.rebuilt)), joined_since),
     )
 
 
@@ -163,7 +166,7 @@ def _stages(s: Scene, _: Term) -> Term:
         return True
     if s.stage is Stage.IN_PLAIN:
         return s.mode not in SPECULATES
-    return z3.And(s.mode is Mode.SPEC, s.state.unsettled == 0, s.row.sat == Sat.NO)
+    return z3.And(s.mode is Mode.SPEC, s.state.unsettled == 0, s.row.sat != Sat.PLAIN)
 
 
 def _views(s: Scene, _: Term) -> Term:

@@ -147,7 +147,7 @@ def _harm(world: World, phase: Phase) -> str:
         return "it writes what is there, where the prefix cache may read it"
     if phase in _SPECULATIVE:
         for r in world.running:
-            if not ROW_PREDICATES["I8"](INT, r.launched):
+            if not r.sat_out and not ROW_PREDICATES["I8"](INT, r.launched):
                 return f"a row is not covered and seeded: {r.launched}"
     return ""
 

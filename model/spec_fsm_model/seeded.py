@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from spec_fsm.invariants import INVARIANTS
 from spec_fsm.modes import Hidden, Phase, SpecInfo
 from spec_fsm_model.bugs import told
-from spec_fsm_model.engine import Engine
+from spec_fsm_model.engine import Engine, in_launch
 from spec_fsm_model.environment import Act, Environment
 from spec_fsm_model.explore import Search, Verdict
 from spec_fsm_model.held import Flying, Held, Row
@@ -39,8 +39,9 @@ class _SkipsTheDraft(Engine):
     def launch(self, held: Held, act: Act, before: World, after: World) -> Held:
         if act.name != "launch speculative":
             return super().launch(held, act, before, after)
-        self.issue(held, before.mode, _PLAIN, len(held.batch))
-        return held._replace(flying=(Flying(tuple(r.name for r in held.batch), plain=True),))
+        names = tuple(r.name for r in in_launch(held, before))
+        self.issue(held, before.mode, _PLAIN, len(names))
+        return held._replace(flying=(Flying(names, plain=True),))
 
 
 class _StaleSpecInfo(Engine):
@@ -106,9 +107,9 @@ class _CommitsLate(Engine):
 
 
 class _OldPadding(Engine):
-    def replay(self, held: Held) -> Held:
-        b = len(held.batch)
-        return held._replace(padding=super().replay(held).padding[:b] + held.padding[b:])
+    def replay(self, held: Held, batch: tuple[Row, ...]) -> Held:
+        b = len(batch)
+        return held._replace(padding=super().replay(held, batch).padding[:b] + held.padding[b:])
 
 
 class _SmallBuffers(Engine):
@@ -132,8 +133,18 @@ class _WritesTooEarly(Engine):
 
 
 class _InsertsAll(Engine):
-    def inserted(self, row: Row) -> int:
+    def inserted(self, row: Row, how: str) -> int:
         return row.committed
+
+
+class _InsertsAllOfAborted(Engine):
+    def inserted(self, row: Row, how: str) -> int:
+        return row.committed if how == "aborted" else super().inserted(row, how)
+
+
+class _InsertsAllOfRetracted(Engine):
+    def inserted(self, row: Row, how: str) -> int:
+        return row.committed if how == "retracted" else super().inserted(row, how)
 
 
 class _LastHidden(Engine):
@@ -197,6 +208,8 @@ BUGS: tuple[Bug, ...] = (
     Bug("buffers for one row", "I13", "SG#30549", _SmallBuffers, TWO),
     Bug("hidden states are not kept", "I14", "TR#16888", _NoStash),
     Bug("the prefix cache gets all there is", "I15", "VL#41838", _InsertsAll),
+    Bug("the prefix cache gets all of an aborted row", "I15", "", _InsertsAllOfAborted),
+    Bug("the prefix cache gets all of a retracted row", "I15", "", _InsertsAllOfRetracted),
     Bug("a prefix hit brings the target's KV alone", "I8", "SG#21125", _TargetAlone),
     Bug("a rebuild that writes into the cached prefix", "I15", "", _WritesTooEarly),
     Bug("hidden states of the last token alone", "I16", "SG#26163", _LastHidden),

@@ -76,7 +76,10 @@ class Stage(IntEnum):
 
 
 class Sat(IntEnum):
-    """Whether the row sat out the newest launch, its last token being in flight."""
+    """Whether the row sat out a plain launch or a reseed, which is then the newest launch.
+
+    It leaves next.  A speculative launch changes nothing of a row that sits it out.
+    """
 
     NO = 0
     PLAIN = 1
@@ -87,9 +90,10 @@ class SymbolicRow(NamedTuple):
     """The row.
 
     running: it decodes.  base: tick at which it joined.  counted: it is on the books as lost.
-    sat: see Sat.  flying: speculative launches in flight that hold it.  point, lost_at: once it is
-    counted, the tick it is covered to and the tick of the newest launch then.  forgot: it was lost
-    to new weights, not to the width of the stash.  launched, settled: its two views.
+    sat: see Sat.  flying: speculative launches in flight that hold it, some of those there are.
+    rebuilt: one of them is the one that reseeded.  point, lost_at: once it is counted, the tick it
+    is covered to and the tick of the newest launch then.  forgot: it was lost to new weights, not
+    to the width of the stash.  launched, settled: its two views.
     """
 
     running: Term
@@ -97,6 +101,7 @@ class SymbolicRow(NamedTuple):
     counted: Term
     sat: Term
     flying: Term
+    rebuilt: Term
     point: Term
     lost_at: Term
     forgot: Term
@@ -179,6 +184,7 @@ def scene(mode: Mode, stage: Stage) -> Scene:
         counted=z3.Bool("counted"),
         sat=z3.Int("sat"),
         flying=z3.Int("flying"),
+        rebuilt=z3.Bool("rebuilt"),
         point=z3.Int("point"),
         lost_at=z3.Int("lost_at"),
         forgot=z3.Bool("forgot"),

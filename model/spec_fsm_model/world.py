@@ -81,7 +81,8 @@ class Request(NamedTuple):
 
     base: tick at which it joined.  point: tick it is covered up to for good once it is lost, else
     0.  flying: bit i is set if it takes part in the i-th oldest launch in flight.  ending: 1 once
-    its last token is in flight.  sat_out: 1 after a launch that left it out for that.
+    its last token is in flight, 2 while its only token is in the result of its prefill and no
+    launch has left it out.  sat_out: 1 after a plain launch or a reseed that left it out for that.
     """
 
     stage: Stage
