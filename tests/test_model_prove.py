@@ -337,6 +337,7 @@ def facts(world: World, i: int) -> list[Any]:
         s.sizes.num_draft_tokens == SMALL.shape.num_draft_tokens,
         s.sizes.need == laws.alloc_len(SMALL.shape),
         s.sizes.reserve == laws.reserve(SMALL.shape),
+        s.sizes.ahead == SMALL.in_flight,
     ]
     if r.launched.lost:
         known.append(row.point == r.point)

@@ -39,7 +39,14 @@ from spec_fsm_model.explore import Verdict
 from spec_fsm_model.prove_claims import CLAUSES
 from spec_fsm_model.prove_edges import PROMISES
 from spec_fsm_model.prove_laws import GIVEN, ROWS, SHAPE, carried, shape_laws
-from spec_fsm_model.prove_question import TIMEOUT_MS, Question, goals, negated, obligations
+from spec_fsm_model.prove_question import (
+    RESERVED,
+    TIMEOUT_MS,
+    Question,
+    goals,
+    negated,
+    obligations,
+)
 from spec_fsm_model.prove_steps import Steps, can_happen, initial
 from spec_fsm_model.prove_story import numbers, story, value
 from spec_fsm_model.prove_support import conjuncts
@@ -116,13 +123,17 @@ class Proof:
 
 
 class _Lean(NamedTuple):
-    """A proof.  wanted: by the name of the clause or promise.  core: what it leans on."""
+    """A proof.  wanted: by the name of the clause or promise.  core: what it leans on.
+
+    guards, reserved: see `Question.ask`.
+    """
 
     step: Step
     question: Question
     core: set[str]
     wanted: list[tuple[str, Term]]
     guards: bool
+    reserved: bool
 
 
 @dataclass
@@ -204,38 +215,46 @@ class Prover:
 
     def _step(self, step: Step, part: _Part) -> Any:
         """All obligations of a step; returns whether it can be followed at all."""
-        question = Question(step.before, step.contract, step.guards, self._timeout_ms)
+        question = Question(
+            step.before, step.contract, step.guards, step.reserve, self._timeout_ms
+        )
         self._accepted(step, question, part)
         fires = question.ask()
         wanted = goals(step.after)
         part.count("INDUCTION", obligations(step.after.mode, step.after.stage))
         part.count("PROMISE", len(step.promises))
         wanted += step.promises.items()
-        if question.ask(negated(term for _, term in wanted)) == z3.unsat:
-            part.leans.append(_Lean(step, question, question.core, wanted, guards=True))
-        else:
-            part.failures += self._broken(step, question, wanted)
+        for reserved in (False, True):
+            some = [(name, term) for name, term in wanted if (name in RESERVED) is reserved]
+            if question.ask(negated(term for _, term in some), reserved=reserved) == z3.unsat:
+                core = question.core
+                part.leans.append(_Lean(step, question, core, some, guards=True, reserved=reserved))
+            else:
+                part.failures += self._broken(step, question, some, reserved=reserved)
         return fires
 
     def _broken(
-        self, step: Step, question: Question, wanted: list[tuple[str, Term]]
+        self, step: Step, question: Question, wanted: list[tuple[str, Term]], *, reserved: bool
     ) -> Iterator[Failure]:
         """The obligations of a step one by one; the first that fails comes with a story."""
         told = False
         for name, term in ((n, c) for n, clause in wanted for c in conjuncts(clause)):
             kind = "PROMISE" if name in step.promises else "INDUCTION"
-            answer = question.ask(z3.Not(term))
+            answer = question.ask(z3.Not(term), reserved=reserved)
             if answer == z3.unsat:
                 continue
             failure = Failure(kind, step.name, name, Verdict.UNDETERMINED)
             if answer == z3.sat:
-                lines = [] if told else self._story(step, question, name, term)
+                lines = [] if told else self._story(step, question, (name, term), reserved=reserved)
                 told, failure = True, replace(failure, verdict=Verdict.REFUTED, lines=lines)
             yield failure
 
     @staticmethod
-    def _story(step: Step, question: Question, name: str, term: Term) -> list[str]:
-        model = question.small(numbers(step), z3.Not(term))
+    def _story(
+        step: Step, question: Question, wanted: tuple[str, Term], *, reserved: bool
+    ) -> list[str]:
+        name, term = wanted
+        model = question.small(numbers(step), z3.Not(term), reserved=reserved)
         return story(step, model, name, SAYS[name], term)
 
     def _accepted(self, step: Step, question: Question, part: _Part) -> None:
@@ -248,20 +267,21 @@ class Prover:
     def _refusal(self, steps: Steps, key: tuple[Mode, Event], part: _Part) -> None:
         """A fact the table has no edge for cannot have happened."""
         for step in can_happen(steps, *key):
-            question = Question(step.before, step.contract, {}, self._timeout_ms)
+            question = Question(step.before, step.contract, {}, step.reserve, self._timeout_ms)
             self._fact(step, question, part, ("an edge", z3.Not(step.happened)))
 
     @staticmethod
     def _fact(step: Step, question: Question, part: _Part, wanted: tuple[str, Term]) -> None:
         part.count("ACCEPTED")
         name, term = wanted
-        answer = question.ask(z3.Not(term), guards=False)
+        answer = question.ask(z3.Not(term), guards=False, reserved=False)
         if answer == z3.unsat:
-            part.leans.append(_Lean(step, question, question.core, [wanted], guards=False))
+            core = question.core
+            part.leans.append(_Lean(step, question, core, [wanted], guards=False, reserved=False))
             return
         failure = Failure("ACCEPTED", step.name, name, Verdict.UNDETERMINED)
         if answer == z3.sat:
-            model = question.small(numbers(step), z3.Not(term), guards=False)
+            model = question.small(numbers(step), z3.Not(term), guards=False, reserved=False)
             lines = story(step, model, name, "what has happened is refused")
             failure = replace(failure, verdict=Verdict.REFUTED, lines=lines)
         part.failures.append(failure)
@@ -320,10 +340,11 @@ class Prover:
 def _leaning(name: str, leans: list[_Lean]) -> tuple[Verdict, str]:
     """Whether some proof needs the clause or guard `name`, and the step it is about."""
     verdict = Verdict.REFUTED
-    for step, question, core, wanted, guards in leans:
+    for step, question, core, wanted, guards, reserved in leans:
         rest = [term for claim, term in wanted if claim != name]
         if name in core and rest:
-            answer = question.ask(negated(rest), without=name, guards=guards)
+            how = {"guards": guards, "reserved": reserved}
+            answer = question.ask(negated(rest), without=name, **how)
             if answer == z3.sat:
                 return Verdict.PROVED, step.name
             if answer != z3.unsat:

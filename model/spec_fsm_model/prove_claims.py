@@ -141,8 +141,8 @@ def _agree_flights(s: Scene, _: Term) -> Term:
 def _room(s: Scene, _: Term) -> Term:
     row = s.row.settled
     flying = plain_flying(s) + s.row.flying
-    need = z3.If(flying <= 0, 0, z3.If(flying == 1, s.sizes.need, 2 * s.sizes.need))
-    return Z3.imp(s.row.running, z3.And(flying <= 2, row.committed + need <= row.reserved))
+    room = row.committed + flying * s.sizes.need <= row.reserved
+    return Z3.imp(s.row.running, z3.And(flying <= s.sizes.ahead + 1, room))
 
 
 def _none_speculates(s: Scene, _: Term) -> Term:
@@ -153,8 +153,8 @@ CLAUSES = (
     Clause("ORDER", "A result settles after its launch, no count is negative.", True, _order),
     Clause("WITHIN_STASH", "No gap of a row that is not lost outgrows.", True, _within_stash),
     Clause("COVERED", "In SPEC and DRAINING nothing is missing.", True, _covered),
-    Clause("I5 launched", _SAYS["I5"], True, _i5("launched")),
-    Clause("I5 settled", _SAYS["I5"], True, _i5("settled")),
+    Clause("I5 launched", _SAYS["I5"], True, _i5("launched"), reserved=True),
+    Clause("I5 settled", _SAYS["I5"], True, _i5("settled"), reserved=True),
     Clause("I8", _SAYS["I8"], True, _i8),
     Clause("I14 launched", _SAYS["I14"], True, _i14("launched")),
     Clause("I14 settled", _SAYS["I14"], True, _i14("settled")),
@@ -168,7 +168,7 @@ CLAUSES = (
     Clause("AGREE lost rows", "`lost` counts the lost rows.", True, _agree_lost_rows),
     Clause("AGREE flights", "The counters count what is in flight.", True, _agree_flights),
     Clause("AGREE settled", "The settled gap is the row's.", True, _agree_settled),
-    Clause("ROOM", "What is in flight fits the reserve.", True, _room),
+    Clause("ROOM", "What is in flight fits the reserve.", True, _room, reserved=True),
     Clause("DRAINED OUT", "No speculation outlives a drain.", True, _none_speculates),
     *SUPPORT,
 )

@@ -21,8 +21,10 @@ SIT OUT   any row may sit any speculative launch out.  One that sits out a plain
           reseed, its last token being in flight, leaves before that launch settles or another is
           issued (`Lifecycle.plan_decode` and `settled`, I7).
 HELD      a result is of the rows its launch held: of a reseed's, those it rebuilt.
-RESERVE   rows own `laws.reserve` slots beyond what they committed before a decode launch, and
-          one is issued only while at most one is in flight (the engine; I5 alone leans on it).
+RESERVE   rows own slots for `ahead` + 1 launches beyond what they committed before a decode launch,
+          and one is issued only while at most `ahead` are in flight (the engine; `laws.reserve` is
+          that of `ahead` 1, which the adapter's checks hold each launch to).  Only the clauses that
+          say so, I5 and ROOM, count on it; the others hold for any number of launches in flight.
 ACCEPT    a verify accepts 1 to d tokens of a row.
 """
 
@@ -60,7 +62,7 @@ class Step:
     """One way an edge is followed; edge is None for the end of a plain launch without a flush.
 
     happened: what must be so for the event to be a fact; None if it is a wish that may be refused.
-    promises: what must hold of the step itself, by name.
+    promises: what must hold of the step itself, by name.  reserve: the contract RESERVE.
     """
 
     event: Event | None
@@ -73,6 +75,7 @@ class Step:
     edge: Edge | None = None
     happened: Term | None = None
     promises: dict[str, Term] = field(default_factory=dict)
+    reserve: Term = TRUE
 
     @property
     def name(self) -> str:

@@ -49,11 +49,14 @@ class Launches(Reading):
     def _launch(self, edge: Edge, kind: str, phases: tuple[Phase, ...], stage: Stage) -> Step:
         before, a, after = self._begin(edge, stage)
         plain, speculative = int(kind.startswith("plain")), int(phases is SPECULATIVE)
+        reserve = TRUE
         allowed = z3.If(self._allows(edge.source, *phases), 1, 0)
         contract = [a.allowed == allowed, a.plain == plain, a.speculative == speculative]
         if plain or speculative:
             reseed = stage is Stage.IN_RESEED
-            contract += self._before_decode(before, reseed)
+            reserve = before.flights.plain + before.flights.speculative <= before.sizes.ahead
+            if not reseed:  # who sits that out does so already
+                contract.append(before.row.sat == Sat.NO)
             row, flights = before.row, before.flights
             topped = self._topped(before)
             if "sat out" in kind:
@@ -80,7 +83,8 @@ class Launches(Reading):
         promises = {}
         if stage is Stage.IN_RESEED:
             promises["RESEED FIRST"] = before.flights.speculative == 0
-        return Step(edge.event, kind, before, after, a, contract, guards, edge, happened, promises)
+        made = Step(edge.event, kind, before, after, a, contract, guards, edge, happened, promises)
+        return replace(made, reserve=reserve)
 
     @staticmethod
     def _planned(mode: Mode, kind: str) -> bool:
@@ -90,12 +94,6 @@ class Launches(Reading):
         if kind.startswith("plain"):
             return mode in (Mode.PLAIN, Mode.RESEEDING)
         return mode is Mode.SPEC
-
-    @staticmethod
-    def _before_decode(s: Scene, reseed: bool) -> list[Term]:
-        """SIT OUT, and RESERVE's half about overlap.  Who sits a reseed out does so already."""
-        overlap = s.flights.plain + s.flights.speculative <= 1
-        return [overlap] if reseed else [s.row.sat == Sat.NO, overlap]
 
     @staticmethod
     def _sits_out(r: SymbolicRow) -> SymbolicRow:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from spec_fsm.ops import Term
     from spec_fsm_model.symbolic import Scene
 
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 30_000
 """Most time z3 may take for one question, in milliseconds; then it is undetermined."""
+
+
+RESERVE = "RESERVE"
+RESERVED = frozenset({RESERVE, *(clause.name for clause in CLAUSES if clause.reserved)})
+"""The contract about slots, and the clauses that count on it."""
 
 
 class Question:
@@ -33,6 +38,7 @@ class Question:
         before: Scene,
         contract: Sequence[Term] = (),
         guards: dict[str, Term] | None = None,
+        reserve: Term = True,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self.solver = z3.Solver()
@@ -46,18 +52,23 @@ class Question:
         for name, guard in (guards or {}).items():
             self._guards.append(name)
             self._hang(name, guard)
+        self._hang(RESERVE, reserve)
         self.solver.add(*contract)
 
     def _hang(self, name: str, term: Term) -> None:
         literal = self._literals[name] = z3.Bool(f"<{name}>")
         self.solver.add(z3.Implies(literal, term))
 
-    def ask(self, *terms: Term, without: str = "", guards: bool = True) -> Any:
+    def ask(
+        self, *terms: Term, without: str = "", guards: bool = True, reserved: bool = True
+    ) -> Any:
         """z3's answer to whether the terms can all be true; then `model` or `core` is set.
 
-        without: name of a clause or guard that is left out.  guards: whether they hold.
+        without: name of a clause or guard that is left out.  guards: whether they hold.  reserved:
+        whether the contract RESERVE holds, and the clauses that count on it.
         """
         left_out = {without} if guards else {without, *self._guards}
+        left_out |= set() if reserved else RESERVED
         held = [lit for name, lit in self._literals.items() if name not in left_out]
         self.solver.push()
         self.solver.add(*terms)
@@ -69,14 +80,14 @@ class Question:
         self.solver.pop()
         return answer
 
-    def small(self, numbers: Iterable[Term], *terms: Term, guards: bool = True) -> Any:
+    def small(self, numbers: Iterable[Term], *terms: Term, **how: bool) -> Any:
         """A model in which the terms are true, with small numbers if there is one."""
         numbers = list(numbers)
         for most in (4, 8, 16):
             few = [z3.And(n >= -1, n <= most) for n in numbers]
-            if self.ask(*terms, *few, guards=guards) == z3.sat:
+            if self.ask(*terms, *few, **how) == z3.sat:
                 return self.model
-        self.ask(*terms, guards=guards)
+        self.ask(*terms, **how)
         return self.model
 
 
@@ -112,4 +123,4 @@ def negated(terms: Iterable[Term]) -> Term:
     return z3.Or(*(z3.Not(t) for t in terms))
 
 
-__all__ = ["TIMEOUT_MS", "Question", "goals", "negated", "obligations"]
+__all__ = ["RESERVED", "TIMEOUT_MS", "Question", "goals", "negated", "obligations"]

@@ -252,7 +252,8 @@ def initial() -> tuple[Scene, list[Term]]:
     facts = [*(z == 0 for z in zeros), z3.Not(r.running), z3.Not(r.counted), z3.Not(r.rebuilt)]
     sizes = start.sizes
     chosen = [s.width >= 2, s.slice_width >= 2, s.dwell >= 0, sizes.num_draft_tokens >= 2]
-    laws = [sizes.need >= sizes.num_draft_tokens, sizes.reserve >= 2 * sizes.need]
+    laws = [sizes.need >= sizes.num_draft_tokens, sizes.ahead >= 0]
+    laws.append(sizes.reserve >= (sizes.ahead + 1) * sizes.need)
     return start, [*facts, *chosen, *laws]
 
 

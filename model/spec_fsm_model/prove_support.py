@@ -29,13 +29,15 @@ class Clause:
     """One conjunct of the invariant.
 
     claim: whether it is a promise by itself; else it is there because the induction of another
-    clause leans on it.  term: what it says of a scene, and for flights of a tick.
+    clause leans on it.  term: what it says of a scene, and for flights of a tick.  reserved: whether
+    it counts on RESERVE, so that no proof of another clause may lean on it.
     """
 
     name: str
     says: str
     claim: bool
     term: Callable[[Scene, Term], Term]
+    reserved: bool = False
 
 
 def conjuncts(term: Any) -> list[Any]:
@@ -102,7 +104,8 @@ def _settings(s: Scene, _: Term) -> Term:
         s.state.dwell >= 0,
         n.num_draft_tokens >= 2,
         n.need >= n.num_draft_tokens,
-        n.reserve >= 2 * n.need,
+        n.ahead >= 0,
+        n.reserve >= (n.ahead + 1) * n.need,
     )
 
 

@@ -131,7 +131,11 @@ class Flights(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A `Shape` of symbols.  need, most: `alloc_len` and `reserve`, as symbols of their own."""
+    """A `Shape` of symbols.  need, reserve: `alloc_len` and `reserve`, as symbols of their own.
+
+    ahead: results, at most, that are not processed yet when a decode launch is issued; the reserve
+    is what they and that launch need.  It is 1 for `laws.reserve` (`prove_laws`, RESERVE).
+    """
 
     topk: Term
     num_steps: Term
@@ -139,6 +143,7 @@ class Sizes:
     page_size: Term
     need: Term
     reserve: Term
+    ahead: Term
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ def scene(mode: Mode, stage: Stage) -> Scene:
         reseeds=z3.Int("reseeds"),
         spec_point=z3.Int("spec_point"),
     )
-    names = ("topk", "num_steps", "num_draft_tokens", "page_size", "need", "reserve")
+    names = ("topk", "num_steps", "num_draft_tokens", "page_size", "need", "reserve", "ahead")
     sizes = Sizes(*(z3.Int(name) for name in names))
     others, others_lost = z3.Ints("others others_lost")
     return Scene(mode, stage, _ints(State), row, flights, others, others_lost, sizes)
