@@ -29,8 +29,8 @@ class Clause:
     """One conjunct of the invariant.
 
     claim: whether it is a promise by itself; else it is there because the induction of another
-    clause leans on it.  term: what it says of a scene, and for flights of a tick.  reserved: whether
-    it counts on RESERVE, so that no proof of another clause may lean on it.
+    clause leans on it.  term: what it says of a scene, and for flights of a tick.  reserved:
+    whether it counts on RESERVE, so that no proof of another clause may lean on it.
     """
 
     name: str
