@@ -20,6 +20,7 @@ from spec_fsm.errors import ConfigError
 from spec_fsm.invariants import buffers_hold
 from spec_fsm.modes import Hidden, Phase, SpecInfo
 from spec_fsm.ops import INT
+from spec_fsm.policy import whole
 
 if TYPE_CHECKING:
     from spec_fsm.ops import Ops, Term
@@ -89,10 +90,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("topk", "num_steps", "num_draft_tokens", "page_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                msg = f"{name} is {value!r}: accepted are whole numbers, 1 or more"
-                raise ConfigError(msg)
+            whole(name, getattr(self, name), 1)
         if not possible(self):
             most = most_draft_tokens(self.topk, self.num_steps)
             msg = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, shown
 from spec_fsm.modes import Event, Mode, Pin
 
 _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
@@ -32,14 +32,18 @@ def default_enable_at(disable_above: int) -> int:
     return max(1, disable_above * 3 // 4)
 
 
+MOST = 1 << 20
+"""Largest count of a setting without a limit of its own, more than any server can use."""
+
+
 def whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise ConfigError unless `value` is an int in [low, high]."""
-    right_type = isinstance(value, int) and not isinstance(value, bool)
-    if right_type and low <= value and (high is None or value <= high):  # type: ignore[operator]
+    """Raise ConfigError unless `value` is an int in [low, high]; `high` None stands for `MOST`."""
+    most = MOST if high is None else high
+    number = value if isinstance(value, int) and not isinstance(value, bool) else low - 1
+    if low <= number <= most:
         return
-    accepted = f"{low} or more" if high is None else f"{low} to {high}"
-    msg = f"{name} is {value!r}: accepted are whole numbers, {accepted}"
-    raise ConfigError(msg)
+    accepted = f"{low} or more" if high is None and number < low else f"{low} to {most}"
+    raise ConfigError(f"{name} is {shown(value)}: accepted are whole numbers, {accepted}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def as_pin(value: object) -> Pin:
         if value == pin.value:
             return pin
     accepted = ", ".join(p.value for p in Pin)
-    msg = f"pin is {value!r}: accepted are {accepted}"
+    msg = f"pin is {shown(value)}: accepted are {accepted}"
     raise ConfigError(msg)
 
 
@@ -171,6 +175,7 @@ class Policy:
 __all__ = [
     "BACKOFF_CAP",
     "EVERYWHERE",
+    "MOST",
     "NOWHERE",
     "Policy",
     "PolicyConfig",

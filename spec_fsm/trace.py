@@ -29,14 +29,16 @@ can be replayed line by line without a search.
 from __future__ import annotations
 
 import atexit
+import gzip
 import time
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from spec_fsm.errors import TraceError
+from spec_fsm.errors import TraceError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FLUSH_NS = 1_000_000_000
+LONGEST_LINE = 1 << 20
+"""Bytes of a line that is read at most; the writer's longest name a batch of rows."""
 KINDS = frozenset({"start", "event", "plan", "obs", "refused", "violation"})
 
 
@@ -175,25 +179,43 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
     """The lines of a trace file in order.
 
     Raises TraceError, naming the line, where one is no JSON object of a known kind, where `seq`
-    does not count up from 0, or where line 0 is not a start of this version.
+    does not count up from 0, or where line 0 is not a start of this version; and where the file,
+    which may be in gzip (`.gz`), cannot be read. Never holds more than one line.
     """
     decode = msgspec.json.Decoder(dict[str, Any]).decode
-    with Path(path).open("rb") as file:
-        for number, raw in enumerate(file):
-            try:
-                line = decode(raw)
-            except msgspec.DecodeError as error:
-                msg = f"line {number} is no JSON object: {error}"
-                raise TraceError(msg) from None
-            _check_line(number, line)
-            yield line
+    for number, raw in enumerate(_raw_lines(Path(path))):
+        try:
+            line = decode(raw)
+        except (ValueError, RecursionError) as error:
+            msg = f"line {number} is no JSON object: {one_line(error)}"
+            raise TraceError(msg) from None
+        _check_line(number, line)
+        yield line
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file or of one in gzip, each of LONGEST_LINE bytes at most."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            number = 0
+            while raw := file.readline(LONGEST_LINE + 1):
+                if len(raw) > LONGEST_LINE:
+                    msg = f"line {number} is longer than {LONGEST_LINE} bytes"
+                    raise TraceError(msg)
+                yield raw
+                number += 1
+    except (OSError, EOFError, zlib.error) as error:
+        msg = f"the file cannot be read: {one_line(error)}"
+        raise TraceError(msg) from None
 
 
 def _check_line(number: int, line: dict[str, Any]) -> None:
     if line.get("seq") != number:
         msg = f"line {number} is out of sequence"
         raise TraceError(msg, observed=line.get("seq"), expected=number)
-    if line.get("kind") not in KINDS or (number == 0) is not (line["kind"] == "start"):
+    kind = line.get("kind")
+    known = isinstance(kind, str) and kind in KINDS
+    if not known or (number == 0) is not (kind == "start"):
         msg = f"line {number} is of the wrong kind"
         expected = "start" if number == 0 else ", ".join(sorted(KINDS - {"start"}))
         raise TraceError(msg, observed=line.get("kind"), expected=expected)

@@ -18,6 +18,7 @@ from spec_fsm import (
     TraceError,
     UnownedWrite,
 )
+from spec_fsm.errors import LONGEST_SHOWN, one_line, shown
 from spec_fsm.invariants import KEPT_DETAILS, LAUNCH_IDS, ROW_PREDICATES
 
 ERRORS = (ConfigError, IllegalEvent, IllegalLaunch, ShapeViolation, TraceError, UnownedWrite)
@@ -98,3 +99,14 @@ def test_details_are_bounded() -> None:
         checks.violated("I4", str(n))
     assert checks.violations["I4"] == KEPT_DETAILS + 5
     assert len(checks.details) == KEPT_DETAILS
+
+
+def test_a_value_in_a_message_is_one_short_line() -> None:
+    """Long texts are cut, control characters escaped, and an int Python does not print is named."""
+    assert shown("a\n") == repr("a\n")
+    assert one_line("a") == "a"
+    assert one_line("a\n") == repr("a\n")
+    assert len(shown("x" * 999)) == LONGEST_SHOWN
+    assert one_line("x" * 999) == shown("x" * 999)
+    assert shown(16**5000) == one_line(16**5000) == "an int of 20001 bits"
+    assert shown([16**5000]) == "a list"

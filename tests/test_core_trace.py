@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -29,6 +30,9 @@ from spec_fsm import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+LONG = trace.LONGEST_LINE + 1
+PACKED = gzip.compress(b"{}")
 
 
 def bare(line: dict[str, Any]) -> dict[str, Any]:
@@ -286,3 +290,44 @@ def test_tracing_is_off_by_default_and_changes_no_decision() -> None:
     assert traced.state() == plain.state()
     assert json.loads(json.dumps(sink.lines)) == sink.lines
     assert traced.shape == TREE
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b" " * LONG, "line 0 is longer than"),
+        (b"[" * 100_000, "line 0 is no JSON object"),
+        (b'{"seq":0,"kind":["start"]}', "line 0 is of the wrong kind"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_line_of_any_bytes_is_refused_in_one_line(
+    tmp_path: Path, content: bytes, expected: str, packed: bool
+) -> None:
+    """Lines without end, deep nesting and kinds that are no text, packed or not."""
+    path = tmp_path / ("t.ndjson.gz" if packed else "t.ndjson")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(TraceError, match=expected) as caught:
+        list(read_trace(path))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("content", [None, b"no gzip", PACKED[:-9], PACKED[:4]])
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    """A missing file, and an archive that is none or was cut."""
+    path = tmp_path / "t.ndjson.gz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TraceError):
+        list(read_trace(path))
+
+
+def test_a_packed_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """`.gz` is read line by line."""
+    sink = ListSink()
+    scripted(sink)
+    path = tmp_path / "t.ndjson.gz"
+    path.write_bytes(gzip.compress(b"".join(json.dumps(x).encode() + b"\n" for x in sink.lines)))
+    assert list(read_trace(path)) == json.loads(json.dumps(sink.lines))

@@ -33,7 +33,7 @@ from spec_fsm_sglang.tiny import TinyPair, write_pair
 
 TESTS = Path(__file__).resolve().parent
 POOL, CONTEXT, CHUNK = 4000, 1024, 48
-SLICED = "flush_every = 0\nslice_tokens = 12\nstash_width = 200\n"
+SLICED = "flush_every = 0\nslice_tokens = 12\nstash_width = 200\nstash_share = 5\n"
 """The whole gap is rebuilt after the switch, in several slices."""
 LONG, GAP = 240, 30
 """Tokens of a request that outlives a switch, and plain ones before it: far within the stash."""

@@ -75,3 +75,23 @@ def test_a_switch_that_came_too_late_is_rehearsed_again(
     assert manager.sent == min(hasty + 1, ATTEMPTS)
     assert caplog.text.count("could not be rehearsed") == warnings
     assert manager.pin == 0
+
+
+class TwoReplicas(HastyManager):
+    """The same with two replicas, of which only the second is slow to switch."""
+
+    async def get_internal_state(self) -> list[dict[str, Any]]:
+        """Rows are dealt out in turn; the first replica has its mode at once."""
+        (state,) = await super().get_internal_state()
+        status = state["spec_fsm"]
+        first = status | {"rows": (status["rows"] + 1) // 2, "mode": "PLAIN"}
+        if self.pin == 1:
+            first["mode"] = "SPEC"
+        return [{"spec_fsm": first}, {"spec_fsm": status | {"rows": status["rows"] // 2}}]
+
+
+def test_every_replica_is_rehearsed() -> None:
+    """Two replicas get twice the requests, and the switch counts when both have made it."""
+    manager = TwoReplicas(0)
+    asyncio.run(rehearse("null", manager))
+    assert (manager.sent, manager.pin) == (2, 0)

@@ -241,7 +241,9 @@ def main() -> None:
     try:
         app()
     except (SpecFsmError, ModelUnavailable) as error:
-        print(f"spec-fsm: error: {error}", file=sys.stderr)
+        # The end of a server's log may follow; what comes from elsewhere is no control sequence.
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
+        print(f"spec-fsm: error: {text}", file=sys.stderr)
         sys.exit(2)
 
 

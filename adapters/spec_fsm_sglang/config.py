@@ -13,21 +13,28 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, one_line, shown
 from spec_fsm.policy import default_enable_at
+from spec_fsm_sglang.stash_size import SHARE_OF_KV
 
 ENV_VAR: Final = "SPEC_FSM_CONFIG"
 """Where SGLang's processes find the configuration; absent, the plugin does nothing."""
 
 _WHOLE: Final = {
-    "disable_above": 1,
-    "enable_at": 1,
-    "dwell": 0,
-    "stash_width": 2,
-    "flush_every": 0,
-    "slice_tokens": 1,
+    "disable_above": (1, 1 << 16),
+    "enable_at": (1, 1 << 16),
+    "dwell": (0, 1 << 20),
+    "stash_width": (2, 1 << 20),
+    "flush_every": (0, 1 << 20),
+    "slice_tokens": (1, 1 << 20),
 }
-"""Whole numbers, with the smallest accepted."""
+"""Whole numbers, with the smallest and the largest accepted."""
+
+LARGEST_SHARE: Final = 100.0
+"""Of a KV pool: a test's pool may be smaller than the stash beside it."""
+LARGEST_FILE: Final = 1 << 16
+"""Bytes of a configuration file, and of the environment variable, at most."""
+_LONGEST_PATH: Final = 4096
 
 _CHOICES: Final = {
     "pin": ("auto", "spec", "plain"),
@@ -44,7 +51,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     dwell: scheduler iterations to stay in a mode before the load is looked at again.
     pin: `auto` follows the load; `spec` and `plain` hold a mode from the start.
     stash_width: hidden states kept per request, in tokens; a longer gap cannot be rebuilt. None
-        is what 1 % of the KV pool's bytes holds (`stash.fit`).
+        is what `stash_share` of the KV pool's bytes holds (`stash.fit`).
+    stash_share: part of the KV pool's bytes that the stash may take. A `stash_width` that takes
+        more ends the start. None is 0.01 for a width that is fitted, and no limit for one that is
+        named; `spec-fsm serve` always hands on a number.
     flush_every: plain steps between two bulk writes of draft KV; 0 writes on resume only.
     slice_tokens: draft KV entries written by one step at most while resuming.
     strategy: how draft KV is rebuilt; `auto` takes `bulk` where the draft has one layer. `warm`
@@ -60,6 +70,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     dwell: int = 16
     pin: Literal["auto", "spec", "plain"] = "auto"
     stash_width: int | None = None
+    stash_share: float | None = None
     flush_every: int = 16
     slice_tokens: int = 4096
     strategy: Literal["auto", "bulk", "extend", "warm", "cold"] = "auto"
@@ -74,16 +85,25 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Raises ConfigError, one line, when the file is missing or not TOML, or has unknown keys
         or bad values.
         """
+        shown_path = one_line(str(path))
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            with path.open("rb") as file:
+                content = file.read(LARGEST_FILE + 1)
+            if len(content) > LARGEST_FILE:
+                accepted = f"accepted are files of up to {LARGEST_FILE} bytes"
+                raise ConfigError(f"{shown_path} is too long: {accepted}")
+            values = tomllib.loads(content.decode("utf-8"))
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from None
+            raise ConfigError(f"{shown_path}: {error.strerror}") from None
+        except ConfigError:
+            raise
+        except (ValueError, RecursionError) as error:
+            # A number too long to be read and tables nested too deep are no TOMLDecodeError.
+            raise ConfigError(f"{shown_path} is not TOML: {one_line(error)}") from None
         try:
             return cls.of(values | overrides)
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error.message}") from None
+            raise ConfigError(f"{shown_path}: {error.message}") from None
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Config:
@@ -91,7 +111,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         unknown = sorted(set(values) - set(cls.__struct_fields__))
         if unknown:
             accepted = ", ".join(cls.__struct_fields__)
-            raise ConfigError(f"unknown key {', '.join(unknown)}: accepted are {accepted}")
+            named = ", ".join(map(one_line, unknown[:3])) + (", ..." if unknown[3:] else "")
+            raise ConfigError(f"unknown key {named}: accepted are {accepted}")
         if values.get("disable_above") is None:
             raise ConfigError("disable_above is missing: accepted are whole numbers, 1 or more")
         for name, value in values.items():
@@ -111,6 +132,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"flush_every is {self.flush_every}: accepted are whole numbers, "
                 f"0 to stash_width - 1 ({self.stash_width - 1})"
             )
+
+    def held_to_share(self) -> Config:
+        """This configuration for a server: with the share that holds where none is named."""
+        if self.stash_share is not None:
+            return self
+        return msgspec.structs.replace(self, stash_share=SHARE_OF_KV)
 
     @property
     def flush_steps(self) -> int:
@@ -144,10 +171,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         text = environ.get(ENV_VAR)
         if not text:
             return None
+        if len(text) > LARGEST_FILE:
+            accepted = f"accepted are up to {LARGEST_FILE} characters"
+            raise ConfigError(f"{ENV_VAR} is too long: {accepted}")
         try:
             values: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{ENV_VAR} is not a JSON object: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{ENV_VAR} is not a JSON object: {one_line(error)}") from None
         try:
             return cls.of(values)
         except ConfigError as error:
@@ -156,25 +186,39 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def _check(name: str, value: object) -> None:
     """Raises ConfigError when `value` cannot stand for the key `name`."""
+    if value is None and name in ("enable_at", "stash_width", "stash_share", "trace"):
+        return
     if name in _WHOLE:
-        low = _WHOLE[name]
-        if value is None and name in ("enable_at", "stash_width"):
-            return
+        low, high = _WHOLE[name]
         # A bool is an int to Python; `dwell = true` is a mistake.
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            _refuse(name, value, f"whole numbers, {low} or more")
+            _refuse(name, value, f"whole numbers, {low} or more, up to {high}")
+        elif value > high:
+            _refuse(name, value, f"whole numbers, {low} to {high}")
     elif name in _CHOICES:
         if value not in _CHOICES[name]:
             _refuse(name, value, ", ".join(_CHOICES[name]))
+    elif name == "stash_share":
+        _check_share(name, value)
     elif name == "trace":
-        if value is not None and (not isinstance(value, str) or not value):
-            _refuse(name, value, "file names")
+        _check_path(name, value)
     elif not isinstance(value, bool):
         _refuse(name, value, "true, false")
 
 
+def _check_share(name: str, value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= LARGEST_SHARE:  # type: ignore[operator]
+        _refuse(name, value, f"numbers above 0, up to {LARGEST_SHARE:g}")
+
+
+def _check_path(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_PATH or "\0" in value:
+        _refuse(name, value, "file names")
+
+
 def _refuse(name: str, value: object, accepted: str) -> None:
-    raise ConfigError(f"{name} is {value!r}: accepted are {accepted}")
+    raise ConfigError(f"{name} is {shown(value)}: accepted are {accepted}")
 
 
 __all__ = ["ENV_VAR", "Config"]

@@ -32,16 +32,16 @@ def register() -> None:
 
 async def rehearse(_disaggregation_mode: str, manager: Any) -> None:
     """Decode plainly and switch speculation on again with 1, 2, 4, … requests; then unpin."""
-    status = await _status(manager)
-    if status is None:
+    replicas = await _replicas(manager)
+    if not replicas:
         return
     started = time.monotonic()
-    sizes = batch_sizes(status["disable_above"])
+    sizes = batch_sizes(replicas[0]["disable_above"])
     try:
         for size in sizes:
             await _rehearse_with(manager, size)
     finally:
-        await _pin(manager, {"AUTO": _AUTO, "SPEC": _SPEC, "PLAIN": _PLAIN}[status["pin"]])
+        await _pin(manager, {"AUTO": _AUTO, "SPEC": _SPEC, "PLAIN": _PLAIN}[replicas[0]["pin"]])
     logger.info(
         "spec-fsm: rehearsed switches with %s requests in %.1f s", sizes, time.monotonic() - started
     )
@@ -68,18 +68,22 @@ async def _rehearse_with(manager: Any, size: int) -> None:
 
 
 async def _switched_with(manager: Any, size: int) -> bool:
-    """Whether the way back to SPEC was gone before the requests ended: it is asked for by hand."""
+    """Whether the way back to SPEC was gone before the requests ended: it is asked for by hand.
+
+    `size` requests for each data-parallel replica: SGLang deals them out in turn.
+    """
     await _pin(manager, _PLAIN)
-    requests = asyncio.gather(*(_generate(manager) for _ in range(size)))
+    every = size * len(await _replicas(manager))
+    requests = asyncio.gather(*(_generate(manager) for _ in range(every)))
     # Plain steps first, as many as pass while the scheduler is asked; then the way back.
     while not requests.done():
-        status = await _status(manager)
-        if status and status["mode"] == "PLAIN" and status["rows"] == size:
+        found = await _replicas(manager)
+        rows = sum(replica["rows"] for replica in found)
+        if rows == every and all(replica["mode"] == "PLAIN" for replica in found):
             break
     await _pin(manager, _SPEC)
     await requests
-    status = await _status(manager)
-    return status is not None and status["mode"] == "SPEC"
+    return all(replica["mode"] == "SPEC" for replica in await _replicas(manager))
 
 
 async def _generate(manager: Any) -> None:
@@ -97,11 +101,10 @@ async def _pin(manager: Any, code: int) -> None:
     await manager.set_internal_state(SetInternalStateReq(server_args={"spec_fsm_pin": code}))
 
 
-async def _status(manager: Any) -> dict[str, Any] | None:
-    """The lifecycle's status, None where the plugin is off."""
-    states = await manager.get_internal_state()
-    found: dict[str, Any] | None = states[0].get("spec_fsm")
-    return found
+async def _replicas(manager: Any) -> list[dict[str, Any]]:
+    """The status of each replica's lifecycle; none where the plugin is off in any of them."""
+    found = [state.get("spec_fsm") for state in await manager.get_internal_state()]
+    return [] if None in found else found
 
 
 __all__ = ["NAME", "batch_sizes", "register", "rehearse"]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spec_fsm.errors import ConfigError
-from spec_fsm_sglang import rehearsal, running_cap
+from spec_fsm_sglang import rehearsal, running_cap, stash_size
 from spec_fsm_sglang.config import ENV_VAR
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
         argv = with_warmup(argv)
     os.environ.pop(ENV_VAR, None)
     if config is not None:
+        config = config.held_to_share()
         os.environ.update(config.to_env())
     server_args = _resolve(argv, config)
     return _serve_until_stopped(server_args, _Ready(config))
@@ -95,6 +96,7 @@ def _resolve(argv: list[str], config: Config | None) -> Any:
         raise ConfigError("serve starts SGLang's HTTP server: no encoder, gRPC or Ray mode")
     if config is not None:
         _refuse(running_cap.problem(config.disable_above, resolved.max_running_requests))
+        _refuse(stash_size.early_problem(config, resolved))
     return server_args
 
 

@@ -19,22 +19,27 @@ import torch
 
 from spec_fsm import StashConfig
 from spec_fsm_sglang import kernels
+from spec_fsm_sglang.stash_size import SHARE_OF_KV
 
-SHARE_OF_KV = 0.01
-"""Of the KV pool's bytes, what the ring may take where the configuration names no width."""
 WIDEST = 4096
 
 
-def fit(width: int | None, flush_every: int, kv_bytes: int, position_bytes: int) -> StashConfig:
+def fit(
+    width: int | None,
+    flush_every: int,
+    kv_bytes: int,
+    position_bytes: int,
+    share: float = SHARE_OF_KV,
+) -> StashConfig:
     """Width of the ring and steps between flushes for a server with `kv_bytes` of target KV.
 
-    width: as configured, None for as many positions as 1 % of the KV pool holds, `position_bytes`
-    being those of one position of every row. Where that is too narrow for `flush_every`, the
-    flush comes more often instead; a ring of two positions is the least that works, also where it
-    takes more than 1 %.
+    width: as configured, None for as many positions as `share` of the KV pool holds,
+    `position_bytes` being those of one position of every row. Where that is too narrow for
+    `flush_every`, the flush comes more often instead; a ring of two positions is the least that
+    works, also where it takes more than its share.
     """
     if width is None:
-        width = min(WIDEST, max(2, int(kv_bytes * SHARE_OF_KV) // position_bytes))
+        width = min(WIDEST, max(2, int(kv_bytes * share) // position_bytes))
         flush_every = min(flush_every, width - 1)
     return StashConfig(width=width, flush_every=flush_every, slice_width=width)
 

@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from spec_fsm import Action, Hidden, Phase, Plan, SpecFsmError, SpecInfo
-from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild
+from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild, stash_size
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
@@ -99,7 +99,11 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         runner, size = self.target_worker.model_runner, stash_hidden_size(self)
         kv_bytes = sum(runner.token_to_kv_pool.get_kv_size_bytes())
         position_bytes = rows * size * runner.dtype.itemsize
-        sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes)
+        problem = stash_size.problem(config, kv_bytes, position_bytes)
+        if problem is not None:
+            stash_size.refuse(problem)
+        share = config.stash_share or stash_size.SHARE_OF_KV
+        sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes, share)
         self.stash = Stash(rows, sizes.width, size, runner.dtype, self.device)
         self.spec_fsm = fsm = Controller(self, config, sizes)
         self.host_lengths = HostLengths(lambda: fsm.lifecycle.ledger)

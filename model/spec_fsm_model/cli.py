@@ -38,7 +38,10 @@ def _group() -> None:
 @app.command("check")
 def model_check(
     most: Annotated[
-        int, typer.Option(help="States a search may visit before it is given up.", min=1)
+        int,
+        typer.Option(
+            help="States a search may visit before it is given up.", min=1, max=1 << 32
+        ),
     ] = MOST_STATES,
     pin: Annotated[
         bool, typer.Option("--pin", help="Pin the counts found as the ones expected from now on.")
@@ -138,7 +141,12 @@ def model_docs(
 def model_prove(
     timeout: Annotated[
         int | None,
-        typer.Option(help="Milliseconds z3 may take for one question.", min=1, show_default=False),
+        typer.Option(
+            help="Milliseconds z3 may take for one question.",
+            min=1,
+            max=86_400_000,
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -80,7 +80,9 @@ def totals(found: Mutated) -> Iterator[str]:
 def model_sequences(
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="Where they go.")],
     bounds: Annotated[str, typer.Option(help=f"One of: {', '.join(_ALL_BOUNDS)}.")] = SMALL.name,
-    longest: Annotated[int, typer.Option(help="Acts of one history, at most.", min=1)] = LONGEST,
+    longest: Annotated[
+        int, typer.Option(help="Acts of one history, at most.", min=1, max=100_000)
+    ] = LONGEST,
 ) -> None:
     """Write histories that follow every edge of an explored graph, as JSON lines."""
     if bounds not in _ALL_BOUNDS:

@@ -60,7 +60,7 @@ def _bad(found: TraceChecked) -> list[str]:
 @trace_app.command("bench")
 def trace_bench(
     file: TraceFile,
-    seconds: Annotated[float, typer.Option(help="How long to measure.", min=0.01)] = 5.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure.", min=0.01, max=3600)] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Replay a trace again and again: how many lines a second of one processor's time.

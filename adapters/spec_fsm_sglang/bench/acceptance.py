@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, one_line
 from spec_fsm.laws import Shape
 from spec_fsm_sglang import assets, smollm2
 from spec_fsm_sglang.bench.generate import DTYPES, Answer, Task, answers
@@ -28,6 +28,10 @@ from spec_fsm_sglang.demo.workload import chat_ids
 from spec_fsm_sglang.serve import on_cpu
 
 NONE: Final = "none"
+LARGEST_SHAPE: Final = 1024
+"""Steps, branches and draft tokens, at most."""
+LARGEST_PROMPTS: Final = 64 << 20
+"""Bytes of a file of prompts, at most."""
 """The spec of the run without speculation."""
 GRAM: Final = 4
 
@@ -91,9 +95,13 @@ def parse_spec(text: str) -> Shape:
     """The shape that `steps/topk/draft tokens` names; ConfigError for any other text."""
     form = "accepted is STEPS/TOPK/DRAFT_TOKENS, as 3/1/4 (a chain) or 2/4/16 (a tree)"
     parts = text.split("/")
-    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() for part in parts):
-        raise ConfigError(f"--spec {text}: {form}")
+    if len(parts) != 3 or not all(
+        part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts
+    ):
+        raise ConfigError(f"--spec {one_line(text)}: {form}")
     steps, topk, tokens = (int(part) for part in parts)
+    if max(steps, topk, tokens) > LARGEST_SHAPE:
+        raise ConfigError(f"--spec {text}: {form}, each up to {LARGEST_SHAPE}")
     try:
         shape = Shape(topk=topk, num_steps=steps, num_draft_tokens=tokens)
     except ConfigError as error:
@@ -112,10 +120,16 @@ def first_turns(path: Path, limit: int | None = None) -> list[str]:
     """
     form = 'accepted are JSON lines as {"turns": ["question", ...]}'
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_PROMPTS + 1)
+        if len(content) > LARGEST_PROMPTS:
+            raise ConfigError(f"--prompts {path}: accepted are up to {LARGEST_PROMPTS} bytes")
+        lines = content.decode("utf-8").splitlines()
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"--prompts {path}: {reason}; {form}") from None
+        raise ConfigError(f"--prompts {one_line(str(path))}: {reason}; {form}") from None
     texts: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -131,7 +145,7 @@ def first_turns(path: Path, limit: int | None = None) -> list[str]:
 def _first_turn(line: str, where: str, form: str) -> str:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{where} is not JSON; {form}") from None
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], str):

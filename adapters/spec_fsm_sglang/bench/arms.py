@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from spec_fsm.errors import ConfigError, SpecFsmError
+from spec_fsm.errors import ConfigError, SpecFsmError, one_line
 from spec_fsm.laws import Shape
 from spec_fsm_sglang import assets, smollm2
 from spec_fsm_sglang.bench.acceptance import first_turns
@@ -24,6 +24,8 @@ from spec_fsm_sglang.demo.workload import chat_ids
 
 Say = Callable[[str], None]
 
+LARGEST: Final = 65_536
+"""Requests or tokens in a list of sizes, at most."""
 MODELS: Final = ("smollm2", "llama-8b", "tiny")
 DTYPES: Final = {"cpu": "float32", "cuda": "bfloat16"}
 SKIP_EXTEND: Final = "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND"
@@ -118,7 +120,7 @@ def pair_of(name: str, folder: Path) -> Pair:
 
         tiny = write_pair(folder / "tiny")
         return Pair(tiny.target, tiny.eagle3, 500)
-    raise ConfigError(f"--model {name}: accepted are {', '.join(MODELS)}")
+    raise ConfigError(f"--model {one_line(name)}: accepted are {', '.join(MODELS)}")
 
 
 def prompt_ids(pair: Pair) -> list[list[int]]:
@@ -177,9 +179,13 @@ def started(
 
 def whole_numbers(flag: str, text: str) -> list[int]:
     """The list that `8,32,64` names; ConfigError for any other text."""
-    parts: Sequence[str] = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{flag} {text}: accepted are whole numbers from 1, as 8,32,64")
+    parts: Sequence[str] = [part.strip() for part in text.split(",")]
+    # Seven digits are above the limit already, and Python reads no more than 4300.
+    right = [part.isascii() and part.isdecimal() and len(part) <= 6 for part in parts]
+    if not all(right) or not all(0 < int(part) <= LARGEST for part in parts):
+        raise ConfigError(
+            f"{flag} {one_line(text)}: accepted are whole numbers from 1 to {LARGEST}, as 8,32,64"
+        )
     return [int(part) for part in parts]
 
 

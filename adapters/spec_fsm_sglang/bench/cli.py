@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, one_line
+from spec_fsm_model.cli_parts import console as console_of
 from spec_fsm_sglang.bench.acceptance import device_of, parse_spec
 from spec_fsm_sglang.bench.arms import Bench, pair_of, prompt_ids, stoppable, whole_numbers
 from spec_fsm_sglang.bench.overhead_cli import overhead
@@ -45,8 +46,10 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with `turns`; by default MT-bench.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=100_000, help="Only the first N prompts.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=65_536, help="Longest answer.")] = 128,
     draft: Annotated[Path | None, typer.Option(help="Another EAGLE-3 head.")] = None,
     model: Annotated[Path | None, typer.Option(help="Another target; needs --draft.")] = None,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
@@ -73,13 +76,13 @@ def acceptance(  # noqa: PLR0913 -- one parameter a flag
         reference=reference,
         server_args=dict(_field(text) for text in server_arg or ()),
     )
-    console = Console(stderr=True)
+    console = console_of(stderr=True)
     runs = _Runs(console)
     try:
         found = measure(setup, runs)
     finally:
         runs.stop()
-    _show_acceptance(found, Console(stderr=as_json))
+    _show_acceptance(found, console_of(stderr=as_json))
     if as_json:
         print(json.dumps(found))
     unequal = [r["spec"] for r in found["results"] if _breaks(r)]
@@ -95,14 +98,18 @@ def plain(  # noqa: PLR0913 -- one parameter a flag
     ),
     spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
     requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "8",
-    blocks: Annotated[int, typer.Option(min=1, help="ABBA blocks at each size.")] = 5,
-    iterations: Annotated[int, typer.Option(min=4, help="Steady steps a run.")] = 128,
-    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
-    output_len: Annotated[int, typer.Option(min=16, help="Tokens out.")] = 256,
+    blocks: Annotated[int, typer.Option(min=1, max=1000, help="ABBA blocks at each size.")] = 5,
+    iterations: Annotated[int, typer.Option(min=4, max=65_536, help="Steady steps a run.")] = 128,
+    prompt_len: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens in.")] = 64,
+    output_len: Annotated[int, typer.Option(min=16, max=65_536, help="Tokens out.")] = 256,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
-    flush_every: Annotated[int | None, typer.Option(min=0, help="The setting's default.")] = None,
+    flush_every: Annotated[
+        int | None, typer.Option(min=0, max=65_536, help="The setting's default.")
+    ] = None,
     adaptive: Annotated[bool, typer.Option(help="Measure SGLang's own off as well.")] = False,
-    profile: Annotated[int, typer.Option(min=0, help="Steps to profile in each arm.")] = 0,
+    profile: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Steps to profile in each arm.")
+    ] = 0,
     server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
@@ -125,7 +132,7 @@ def plain(  # noqa: PLR0913 -- one parameter a flag
             profile,
         )
         found = _said(lambda say: bench.measure(setup, say))
-    _show_plain(found, Console(stderr=as_json))
+    _show_plain(found, console_of(stderr=as_json))
     _end(found, as_json)
 
 
@@ -139,7 +146,12 @@ def recovery(  # noqa: PLR0913 -- one parameter a flag
     gaps: Annotated[str, typer.Option(help="Plain tokens before the switch.")] = "16,64",
     requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "1,8",
     rounds: Annotated[
-        int, typer.Option(min=8, help="First rounds to pool for each spec and strategy, at least.")
+        int,
+        typer.Option(
+            min=8,
+            max=1_000_000,
+            help="First rounds to pool for each spec and strategy, at least.",
+        ),
     ] = 256,
     strategy: Annotated[
         list[str] | None, typer.Option(help="flush, at once or cold.", show_default=False)
@@ -155,7 +167,8 @@ def recovery(  # noqa: PLR0913 -- one parameter a flag
     strategies = list(dict.fromkeys(strategy or bench.STRATEGIES))
     for name in strategies:
         if name not in bench.STRATEGIES:
-            raise ConfigError(f"--strategy {name}: accepted are {', '.join(bench.STRATEGIES)}")
+            accepted = ", ".join(bench.STRATEGIES)
+            raise ConfigError(f"--strategy {one_line(name)}: accepted are {accepted}")
     specs = list(dict.fromkeys(spec or ("3/1/4", "2/4/16")))
     lengths, sizes = whole_numbers("--gaps", gaps), whole_numbers("--requests", requests)
     share = rounds / (len(lengths) * len(sizes) * bench.FIRST)
@@ -174,7 +187,7 @@ def recovery(  # noqa: PLR0913 -- one parameter a flag
             prompt_ids(benches[specs[0]].pair),
         )
         found = _said(lambda say: bench.measure(setup, say))
-    _show_recovery(found, Console(stderr=as_json))
+    _show_recovery(found, console_of(stderr=as_json))
     _end(found, as_json)
 
 
@@ -186,10 +199,14 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
     spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "3/1/4",
     requests: Annotated[str, typer.Option(help="Requests at a time, as 1,8,32.")] = "8",
     gaps: Annotated[str, typer.Option(help="Plain tokens before the switch.")] = "16,64",
-    cycles: Annotated[int, typer.Option(min=2, help="Off and on so many times.")] = 5,
-    flips: Annotated[int, typer.Option(min=0, help="Switches of the memory run.")] = 0,
-    profile: Annotated[int, typer.Option(min=0, help="Steps to profile in each mode.")] = 0,
-    prompt_len: Annotated[int, typer.Option(min=1, help="Tokens in.")] = 64,
+    cycles: Annotated[int, typer.Option(min=2, max=1000, help="Off and on so many times.")] = 5,
+    flips: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Switches of the memory run.")
+    ] = 0,
+    profile: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Steps to profile in each mode.")
+    ] = 0,
+    prompt_len: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens in.")] = 64,
     device: Annotated[str, typer.Option(help="cpu (fp32), cuda (bf16) or auto.")] = "auto",
     server_arg: ServerArgs = None,
     logs: Logs = None,
@@ -208,12 +225,12 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
     shown = ("requests", "gap", "rebuild", "off_delay_launches", "plain_p99_ms", "window_p99_ms",
              "window_ratio", "per_token_ratio", "rebuild_per_256")  # fmt: skip
     rows = [{k: row[k] for k in shown} for row in found["results"]]
-    _show_rows("around switches", rows, Console(stderr=as_json))
+    _show_rows("around switches", rows, console_of(stderr=as_json))
     for name, row in (found["profiles"] or {}).items():
         text = ", ".join(f"{call} {times}" for call, times in row["waits"].items())
-        Console(stderr=as_json).print(f"{name}: the host waits, times an iteration: {text or 0}")
+        console_of(stderr=as_json).print(f"{name}: the host waits, times an iteration: {text or 0}")
     if found["memory"]:
-        Console(stderr=as_json).print(f"memory: {found['memory']['growth']} bytes more")
+        console_of(stderr=as_json).print(f"memory: {found['memory']['growth']} bytes more")
     _end(found, as_json)
 
 
@@ -221,7 +238,9 @@ def switch(  # noqa: PLR0913 -- one parameter a flag
 def graphs(  # noqa: PLR0913 -- one parameter a flag
     model: Annotated[str, typer.Option(help="smollm2, llama-8b or tiny.")] = "smollm2",
     spec: Annotated[str, typer.Option(help="STEPS/TOPK/DRAFT_TOKENS.")] = "2/4/16",
-    requests: Annotated[int, typer.Option(min=2, help="Every batch size up to this.")] = 24,
+    requests: Annotated[
+        int, typer.Option(min=2, max=4096, help="Every batch size up to this.")
+    ] = 24,
     server_arg: ServerArgs = None,
     logs: Logs = None,
     as_json: AsJson = False,
@@ -231,7 +250,8 @@ def graphs(  # noqa: PLR0913 -- one parameter a flag
 
     with _setting(model, spec, "cuda", str(requests), 128, server_arg, logs) as setting:
         found = _said(lambda say: bench.measure(setting, say))
-    Console(stderr=as_json).print(f"evaluated {found['evaluated']}: {found['violations']} broken")
+    line = f"evaluated {found['evaluated']}: {found['violations']} broken"
+    console_of(stderr=as_json).print(line)
     if as_json:
         print(json.dumps(found))
     raise typer.Exit(0 if all(found["evaluated"].values()) and not found["violations"] else 1)
@@ -282,7 +302,7 @@ def _setting(  # noqa: PLR0913 -- what several commands have in common, as their
 
 def _said(measure: Callable[[Callable[[str], None]], dict[str, Any]]) -> dict[str, Any]:
     """Runs `measure` with its steps on standard error, timed; a live line on a terminal."""
-    console, started = Console(stderr=True), time.monotonic()
+    console, started = console_of(stderr=True), time.monotonic()
     with stoppable():
         if console.is_terminal:
             with console.status("starting") as status:
@@ -305,10 +325,10 @@ def _show_plain(found: dict[str, Any], console: Console) -> None:
 def _field(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ConfigError(f"--server-arg {text}: accepted is FIELD=VALUE")
+        raise ConfigError(f"--server-arg {one_line(text)}: accepted is FIELD=VALUE")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
@@ -322,7 +342,8 @@ class _Runs:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (TextColumn("{task.description:12}"), BarColumn(), MofNCompleteColumn())
+        text = TextColumn("{task.description:12}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, TimeElapsedColumn(), console=console)
         self._tasks: dict[str, Any] = {}
         self._started = 0.0

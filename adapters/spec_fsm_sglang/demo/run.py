@@ -11,6 +11,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from spec_fsm_sglang import assets, client, smollm2
 from spec_fsm_sglang.config import Config
@@ -97,6 +98,8 @@ def _course(
     console.print("server 2 of 2: with speculation that stops above 5 requests (starts in 30 s)")
     flags = [
         *_flags(models[0]), *SPECULATION,
+        # The stash has a row for each: with SGLang's 2048 it would be larger than the KV pool.
+        "--max-running-requests", "24",
         "--speculative-draft-model-path", str(models[1]),
         "--spec-fsm-config", str(Path(__file__).with_name("demo.toml")),
         "--spec-fsm-trace", str(folder / "trace.ndjson"),
@@ -132,7 +135,7 @@ def _jobs() -> list[Job]:
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description:24}", markup=False), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
@@ -140,8 +143,8 @@ def _show(console: Console, folder: Path, summary: dict[str, Any]) -> None:
     console.print(_table("Phases", summary["phases"]))
     console.print(_table("Switches", summary["switches"]))
     for condition in summary["conditions"]:
-        mark = "[green]holds[/]" if condition["holds"] else "[bold red]FAILS[/]"
-        console.print(f"{mark}  {condition['name']}: {condition['found']}")
+        mark = ("holds", "green") if condition["holds"] else ("FAILS", "bold red")
+        console.print(Text.assemble(mark, f"  {condition['name']}: {condition['found']}"))
     console.print(
         f"outputs: {summary['outputs_equal']} equal, {summary['outputs_near_tie']} near ties, "
         f"{summary['outputs_different']} different; "
