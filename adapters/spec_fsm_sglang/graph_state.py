@@ -30,7 +30,7 @@ _Graphs = TypeVar("_Graphs")
 
 
 class GraphSet:
-    """Decode graphs and their state; in force inside `with graph_set:`.
+    """Decode graphs and their state; in force inside `with graph_set:`, which may hold another's.
 
     graphs: SGLang's runner of the graphs, None for a set that runs its launches eagerly.
     """

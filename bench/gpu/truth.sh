@@ -4,5 +4,9 @@
 set -u
 . "$(dirname "$0")/host.sh"
 export SPEC_FSM_STRICT=1
+mkdir -p "$OUT/logs"
 python3 bench/gpu/truth.py "$OUT/truth-gpu.json" "$@" 2>&1 | tee "$OUT/truth.txt"
-exit "${PIPESTATUS[0]}"
+code=${PIPESTATUS[0]}
+cp /tmp/tmp*/*.log "$OUT/logs/" 2>/dev/null
+tar cJf "$OUT/logs.tar.xz" -C "$OUT" logs && rm -r "$OUT/logs"
+exit "$code"
