@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from spec_fsm_sglang.rehearsal import ATTEMPTS, batch_sizes, rehearse
-from spec_fsm_sglang.serve import with_warmup
 
 
 @pytest.mark.parametrize(
@@ -20,12 +19,6 @@ from spec_fsm_sglang.serve import with_warmup
 def test_sizes_reach_the_threshold(disable_above: int, sizes: list[int]) -> None:
     """Every size that may have to be rebuilt is near one that was rehearsed."""
     assert batch_sizes(disable_above) == sizes
-
-
-def test_named_warmups_are_kept() -> None:
-    """The operator's own warm-ups run too, before ours."""
-    assert with_warmup(["--port", "1"]) == ["--port", "1", "--warmups", "spec_fsm"]
-    assert with_warmup(["--warmups", "a,b"])[-1] == "a,b,spec_fsm"
 
 
 class HastyManager:

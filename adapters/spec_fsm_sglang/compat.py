@@ -8,109 +8,23 @@ not supported yet is refused with one line. A refusal leaves SGLang as it was: s
 from __future__ import annotations
 
 import inspect
+import json
 import pkgutil
+import re
+import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from spec_fsm_sglang import touched
+from spec_fsm_sglang.touched import ATTRIBUTES, SIGNATURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SUPPORTED_VERSIONS = ("0.5.23",)
 
-_EAGLE = "sglang.srt.speculative.eagle_worker_v2"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_COMPONENTS = "sglang.srt.managers.scheduler_components"
-_RESULTS = f"{_COMPONENTS}.batch_result_processor.SchedulerBatchResultProcessor"
-_METRICS = f"{_COMPONENTS}.metrics_reporter.SchedulerMetricsReporter"
-_STATE = f"{_COMPONENTS}.internal_state.SchedulerInternalStateController"
-_WEIGHTS = f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager"
-_WEIGHT_MESSAGES = (
-    "update_weights_from_disk", "update_weights_from_distributed", "update_weights_from_tensor",
-    "update_weights_from_ipc", "end_weight_update",
-)
-_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
-_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
-_DECODE_GRAPHS = (
-    "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
-)
-
-SIGNATURES: dict[str, tuple[str, ...]] = {
-    "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker": ("self", "server_args"),
-    f"{_EAGLE}.EAGLEWorkerV2.forward_batch_generation": (
-        "self", "batch", "on_publish", "grammar_barrier", "pp_proxy_tensors",
-    ),
-    f"{_EAGLE}.EAGLEWorkerV2.init_cuda_graphs": ("self",),
-    f"{_EAGLE}.EagleDraftWorker.draft": ("self", "batch", "with_topology"),
-    f"{_EAGLE}.EagleDraftWorker._draft_extend_for_decode": (
-        "self", "batch", "batch_result", "kv_loc_plan",
-    ),
-    f"{_SCHEDULER}.__init__": ("self", "server_args", "port_args"),
-    f"{_SCHEDULER}.get_next_batch_to_run": ("self", "running_batch", "last_batch"),
-    f"{_SCHEDULER}._poll_timeout_aborts": ("self",),
-    f"{_SCHEDULER}.is_disable_overlap_for_batch": ("self", "batch", "last_batch"),
-    f"{_SCHEDULER}._add_request_to_queue": ("self", "req", "is_retracted"),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.release_req": (
-        "self", "idx", "remaing_req_count", "offload_kv",
-    ),
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.filter_batch": (
-        "self", "reqs_to_exclude", "keep_indices",
-    ),
-    f"{_SCHEDULER}.update_running_batch": ("self", "batch"),
-    f"{_SCHEDULER}.run_batch": ("self", "batch", "pp_proxy_tensors"),
-    f"{_SCHEDULER}._forward_isolation": ("self", "batch", "overlap"),
-    f"{_RESULTS}._resolve_spec_v2_tokens": ("self", "result", "batch"),
-    f"{_RESULTS}.advance_grammar_fsm": ("self", "result", "batch"),
-    f"{_METRICS}.update_spec_metrics": (
-        "self", "bs", "num_correct_drafts", "num_accept_tokens", "num_block_accept_tokens",
-        "num_cap_tokens",
-    ),
-    f"{_SCHEDULER}.flush_cache": ("self", "empty_cache"),
-    **{f"{_WEIGHTS}.{name}": ("self", "recv_req") for name in _WEIGHT_MESSAGES},
-    f"{_UPDATER}.update_weights_from_disk": (
-        "self", "model_path", "load_format", "weight_name_filter", "recapture_cuda_graph",
-    ),
-    f"{_UPDATER}.load_weights_from_distributed": ("self", "named_tensors"),
-    f"{_UPDATER}.update_weights_from_tensor": ("self", "named_tensors", "load_format"),
-    f"{_UPDATER}.update_weights_from_ipc": ("self", "recv_req"),
-    f"{_UPDATER}.end_weight_update": ("self", "run_post_load"),
-    f"{_RUNNER}.init_decode_cuda_graph": ("self",),
-    "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len": (),
-    "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": (),
-    "sglang.srt.mem_cache.allocation_sizing.get_alloc_page_size": (),
-    f"{_STATE}.get_internal_state": ("self", "recv_req"),
-    f"{_STATE}.set_internal_state": ("self", "recv_req"),
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._calculate_spec_decoding_metrics": (
-        "self", "meta_info", "recv_obj", "i",
-    ),
-    "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": ("self",),
-    "sglang.srt.entrypoints.warmup.warmup": ("name",),
-    f"{_RUNNER}._get_attention_backend": (
-        "self", "init_new_workspace",
-    ),
-    "sglang.srt.lora.backend.base_backend.BaseLoRABackend.init_cuda_graph_moe_buffers": (
-        "self", "max_bs", "max_loras", "compute_dtype", "moe_layer", "prefill",
-    ),
-    f"{_DECODE_GRAPHS}.__init__": (
-        "self", "model_runner", "attn_backend", "speculative_num_steps",
-        "speculative_num_draft_tokens", "record_nolora_graph",
-    ),
-    f"{_DECODE_GRAPHS}.capture": ("self",),
-    f"{_DECODE_GRAPHS}.capture_prepare": ("self", "size", "stream_idx", "num_tokens"),
-    f"{_DECODE_GRAPHS}.get_spec_info": ("self", "num_tokens"),
-    "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation": (
-        "self", "batch", "forward_batch", "pp_proxy_tensors", "is_verify",
-        "skip_attn_backend_init", "capture_hidden_mode", "return_kv_loc_plan",
-    ),
-    "sglang.srt.mem_cache.radix_cache.RadixCache.checkpoint": ("self", "req", "up_to"),
-    "sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache.on_release": (
-        "self", "req", "checkpointed",
-    ),
-    "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer": (
-        "self", "layer", "loc_info", "cache_k", "cache_v", "k_scale", "v_scale",
-        "layer_id_override", "dcp_kv_mask",
-    ),
-}
-"""Dotted name -> the parameters it must have, in order."""
+WATCHED = {name: SIGNATURES[name] for name in touched.WATCHED}
+"""The functions that are hooked before anything else is looked at, with their parameters."""
 
 NOT_YET: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("speculative_adaptive", bool, "--speculative-adaptive"),
@@ -140,6 +54,11 @@ NOT_YET: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("enable_watermark", bool, "--enable-watermark"),
     ("dllm_algorithm", bool, "--dllm-algorithm"),
     ("speculative_draft_window_size", bool, "--speculative-draft-window-size"),
+    ("nnodes", lambda nodes: (nodes or 1) > 1, "a server of several nodes (--nnodes above 1)"),
+    ("encoder_only", bool, "--encoder-only"),
+    ("use_ray", bool, "--use-ray"),
+    ("smg_grpc_mode", bool, "--smg-grpc-mode"),
+    ("grpc_mode", bool, "--grpc-mode"),
 )
 """Resolved option, test for a value that is not supported yet, how the line names it."""
 
@@ -164,35 +83,148 @@ def signature_problem(signatures: Mapping[str, tuple[str, ...]] = SIGNATURES) ->
     return None
 
 
+def attribute_problem(attributes: Mapping[str, str] = ATTRIBUTES) -> str | None:
+    """The first attribute that a class does not have any more, in one line; None if all are there.
+
+    An attribute counts as there that the class or a base names, annotates, or assigns to an
+    instance anywhere in its module: objects do not exist yet when this is asked.
+    """
+    for name, wanted in attributes.items():
+        try:
+            found = _attributes(pkgutil.resolve_name(name))
+        except (AttributeError, ImportError) as error:
+            return f"{name} is not there ({error})"
+        for attribute in wanted.split():
+            if attribute not in found:
+                return f"{name} has no attribute {attribute}"
+    return None
+
+
+_ASSIGNED = re.compile(r"\bself\.(\w+)\b[^=\n()]*=(?!=)")
+_UNPACKED = re.compile(r"^\s+self\.(\w+),$", re.MULTILINE)
+
+
+def _attributes(cls: type) -> set[str]:
+    found = set(dir(cls))
+    for base in cls.__mro__:
+        found |= set(vars(base).get("__annotations__", ()))
+        module = sys.modules.get(base.__module__)
+        if base.__module__.startswith("sglang.") and module is not None:
+            source = inspect.getsource(module)
+            found |= set(_ASSIGNED.findall(source)) | set(_UNPACKED.findall(source))
+    return found
+
+
 def option_problem(options: Mapping[str, Any]) -> str | None:
-    """The first resolved server option that is not supported yet, in one line."""
+    """The first resolved server option that is not supported yet, or not there, in one line."""
     algorithm = options.get("speculative_algorithm")
     if algorithm not in ("EAGLE", "EAGLE3"):
         return f"--speculative-algorithm {algorithm} is not supported; supported: EAGLE, EAGLE3"
     for option, unsupported, shown in NOT_YET:
-        if unsupported(options.get(option)):
+        if option not in options:
+            return f"this SGLang has no option {option}, by which {shown} would be refused"
+        if unsupported(options[option]):
             return f"{shown} is not supported yet"
     return None
+
+
+def environment_problem() -> str | None:
+    """What the environment asks of SGLang that is not supported yet, in one line."""
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_RUST_SERVER.get():
+        return "SGLang's server in Rust (SGLANG_RUST_SERVER) is not supported yet"
+    return None
+
+
+DSA_DRAFT = "a DSA draft (its seed carries indexer positions) is not supported yet"
+SWA_TARGET = "a sliding-window hybrid target is not supported yet"
+RECURRENT_TARGET = "a target with recurrent state is not supported yet"
+
+
+def configured_model_problem(server_args: Any) -> str | None:
+    """What of the models is not supported yet, told by their configuration files, in one line.
+
+    Asks what SGLang asks when it loads them; `model_problem` asks the loaded ones again.
+    """
+    from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    cfg, target = resolving_view(server_args), model_config_of(server_args)
+    if target.is_hybrid_swa:
+        return SWA_TARGET
+    if mambaish_config(target) is not None:
+        return RECURRENT_TARGET
+    draft = get_config(
+        cfg.speculative_draft_model_path or cfg.model_path,
+        trust_remote_code=cfg.trust_remote_code,
+        revision=cfg.speculative_draft_model_revision,
+        model_override_args=json.loads(cfg.json_model_override_args or "{}"),
+    )
+    shares = getattr(draft, "index_share_for_mtp_iteration", False)
+    indexes = getattr(draft, "index_topk", None) is not None
+    return DSA_DRAFT if shares and indexes and cfg.speculative_eagle_topk == 1 else None
 
 
 def model_problem(worker: Any) -> str | None:
     """What of the loaded models is not supported yet, in one line."""
     draft = worker.draft_worker
     if draft.seed_dsa_topk_from_draft_extend:
-        return "a DSA draft (its seed carries indexer positions) is not supported yet"
+        return DSA_DRAFT
     if worker.target_worker.is_hybrid_swa:
-        return "a sliding-window hybrid target is not supported yet"
+        return SWA_TARGET
     if getattr(draft.req_to_token_pool, "mamba_allocator", None) is not None:
-        return "a target with recurrent state is not supported yet"
+        return RECURRENT_TARGET
     return None
 
 
+def scheduler_problem(scheduler: Any) -> str | None:
+    """What of a complete scheduler is not what the adapter was written for, in one line.
+
+    The classes were checked before; here the objects are of them. Of the prefix cache there are
+    several classes, so what is called on it is looked at.
+    """
+    for path, name in LIVE.items():
+        found, cls = scheduler, pkgutil.resolve_name(name)
+        for part in path.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, cls):
+            return f"{path} of the scheduler is {type(found).__name__}, known is {cls.__name__}"
+    cache = scheduler.tree_cache
+    for method, wanted in (("checkpoint", {"req", "up_to"}), ("on_release", {"req"})):
+        known = set(inspect.signature(getattr(cache, method)).parameters)
+        if not wanted <= known:
+            taken, asked = ", ".join(sorted(known)), ", ".join(sorted(wanted))
+            return f"{type(cache).__name__}.{method} takes ({taken}), known is ({asked})"
+    return None
+
+
+LIVE = {
+    "running_batch": "sglang.srt.managers.schedule_batch.ScheduleBatch",
+    "req_to_token_pool": "sglang.srt.mem_cache.memory_pool.ReqToTokenPool",
+    "model_worker.draft_worker": "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker",
+    "model_worker.target_worker": "sglang.srt.managers.tp_worker.TpModelWorker",
+    "model_worker.target_worker.model_runner": (
+        "sglang.srt.model_executor.model_runner.ModelRunner"
+    ),
+    "model_worker.draft_worker.draft_runner": "sglang.srt.model_executor.model_runner.ModelRunner",
+}
+"""Object of a scheduler -> the class whose attributes were checked for it."""
+
+
 __all__ = [
+    "ATTRIBUTES",
     "NOT_YET",
     "SIGNATURES",
     "SUPPORTED_VERSIONS",
+    "WATCHED",
+    "attribute_problem",
+    "configured_model_problem",
+    "environment_problem",
     "model_problem",
     "option_problem",
+    "scheduler_problem",
     "signature_problem",
     "version_problem",
 ]

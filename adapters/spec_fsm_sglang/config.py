@@ -40,6 +40,7 @@ _CHOICES: Final = {
     "pin": ("auto", "spec", "plain"),
     "strategy": ("auto", "bulk", "extend", "warm", "cold"),
     "lost_rows": ("plain", "rerun"),
+    "late_refusal": ("exit", "restart"),
 }
 
 
@@ -61,6 +62,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         is `auto` at every step, `cold` never writes any: both for comparisons.
     lost_rows: what happens to requests whose gap cannot be rebuilt, once speculation is due again:
         `plain` waits for their end, `rerun` retracts them, so that they are prefilled again.
+    late_refusal: what happens where only a loaded model shows that the plugin cannot be on: the
+        command ends (`exit`), or starts again without it (`restart`).
     trace: file for the trace, or None.
     checks: evaluate the invariants that look into tensors at every step (slow).
     """
@@ -75,6 +78,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     slice_tokens: int = 4096
     strategy: Literal["auto", "bulk", "extend", "warm", "cold"] = "auto"
     lost_rows: Literal["plain", "rerun"] = "plain"
+    late_refusal: Literal["exit", "restart"] = "exit"
     trace: str | None = None
     checks: bool = False
 

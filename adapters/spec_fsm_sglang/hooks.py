@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.plugins.hook_registry import HookType
 
 from spec_fsm import Action
-from spec_fsm_sglang import operator_pin, weight_updates
+from spec_fsm_sglang import compat, operator_pin, start, weight_updates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spec_fsm_sglang.controller import Controller
+    from spec_fsm_sglang.in_force import Hook
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _RESULTS = (
@@ -163,9 +164,9 @@ def req_to_token_headroom(result: int, *_args: Any, **_kwargs: Any) -> int:
     request into the row of the next (`docs/upstream/`).
     """
     from sglang.srt.mem_cache import allocation_sizing as sizing
-    from sglang.srt.runtime_context import get_spec
+    from sglang.srt.runtime_context import get_context
 
-    if get_spec().speculative_algorithm is None:
+    if start.refusal_of(get_context().server_args) is not None:
         return result
     reserve: int = sizing.get_alloc_reserve_per_decode() + sizing.get_alloc_page_size() - 1
     return max(result, reserve)
@@ -194,12 +195,16 @@ def init_scheduler(result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> 
     """The scheduler is complete: attach what needs both worker and caches."""
     controller = controller_of(scheduler.model_worker)
     if controller is not None:
+        start.verify("scheduler")
+        problem = compat.scheduler_problem(scheduler)
+        if problem is not None:
+            start.refuse_late(problem)
         watch_prefix_cache(scheduler, controller)
         operator_pin.watch(scheduler, controller.pins)
     return result
 
 
-HOOKS: tuple[tuple[str, Any, HookType], ...] = (
+SCHEDULER_HOOKS: tuple[Hook, ...] = (
     (f"{_SCHEDULER}.__init__", init_scheduler, HookType.AFTER),
     (f"{_SCHEDULER}.get_next_batch_to_run", get_next_batch_to_run, HookType.AROUND),
     (f"{_SCHEDULER}.update_running_batch", update_running_batch, HookType.AROUND),
@@ -213,19 +218,18 @@ HOOKS: tuple[tuple[str, Any, HookType], ...] = (
     (f"{_SIZING}.get_req_to_token_extra_context_len", req_to_token_headroom, HookType.AFTER),
     (f"{_STATE}.get_internal_state", get_internal_state, HookType.AFTER),
     (f"{_STATE}.set_internal_state", set_internal_state, HookType.AROUND),
+)
+"""Dotted target, hook, kind. `compat.SIGNATURES` says what each target must look like."""
+
+TOKENIZER_HOOKS: tuple[Hook, ...] = (
     (
         f"{_TOKENIZER}._calculate_spec_decoding_metrics",
         calculate_spec_decoding_metrics,
         HookType.AFTER,
     ),
 )
-"""Dotted target, hook, kind. `compat.SIGNATURES` says what each target must look like."""
+"""The same in the processes that answer clients."""
 
+HOOKS = (*SCHEDULER_HOOKS, *TOKENIZER_HOOKS)
 
-def register() -> None:
-    """Register every hook; SGLang applies them after all plugins are loaded."""
-    for target, hook, kind in HOOKS:
-        HookRegistry.register(target, hook, kind)
-
-
-__all__ = ["HOOKS", "controller_of", "register", "watch_prefix_cache"]
+__all__ = ["HOOKS", "SCHEDULER_HOOKS", "TOKENIZER_HOOKS", "controller_of", "watch_prefix_cache"]

@@ -3,8 +3,8 @@
 A kernel that is compiled or loaded the first time it is launched makes the requests of that step
 wait, for a second and more where it is compiled. SGLang's own warm-up decodes one request; the
 first switch of a fresh server would pay for plain decoding, the rebuild and larger batches.
-`spec-fsm serve` asks for this one by SGLang's `--warmups`, except on the CPU, which compiles
-nothing.
+A server on which the plugin is on asks for this one by SGLang's `--warmups` (`start.decide`),
+except on the CPU, which compiles nothing.
 """
 
 from __future__ import annotations

@@ -7,32 +7,42 @@ it stops instead, so the cap would only queue requests that plain decoding could
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
 from typing import Any
 
-_TARGET = "sglang.srt.arg_groups.speculative_hook._handle_eagle_family"
+_DECLARED_BY = "_handle_eagle_family"
+_BUDGETS = (
+    "sglang.srt.arg_groups.moe_hook.validate_deepep_v2_dispatch_token_budget",
+    "sglang.srt.arg_groups.moe_hook.validate_flashinfer_a2a_token_budget",
+    "sglang.srt.arg_groups.mega_moe_hook.validate_mega_moe_token_budget_for_model",
+)
+"""What SGLang checks against the cap after it was set; checked again without it."""
 
 
-def lift() -> None:
-    """Hooks SGLang's resolution so that an unset `--max-running-requests` stays unset.
+def lift(server_args: Any, disable_above: int) -> str | None:
+    """Take SGLang's cap from resolved arguments that leave it unset; a problem leaves it there.
 
     A plain server sizes the cap from its KV pool then (`KVCacheConfigurator.resolve_max_num_reqs`),
-    and so does this one. Before `ServerArgs` are resolved; more than once does no harm.
+    and so does this one. Returns why it cannot be lifted, or why the cap that stays would never
+    be exceeded, in one line.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    if _TARGET not in HookRegistry._patched:
-        HookRegistry.register(_TARGET, _keep_unset, HookType.AROUND)
-        HookRegistry.apply_hooks()
-
-
-def _keep_unset(original: Callable[[Any], None], server_args: Any) -> None:
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
-    unset = resolving_view(server_args).max_running_requests is None
-    original(server_args)
-    if unset:
-        declare_resolution(server_args, "spec_fsm", max_running_requests=None)
+    declared = [
+        source
+        for source, fields in server_args._resolved_overrides
+        if "max_running_requests" in fields
+    ]
+    if server_args.max_running_requests is not None or declared[-1:] != [_DECLARED_BY]:
+        return problem(disable_above, resolving_view(server_args).max_running_requests)
+    declare_resolution(server_args, "spec_fsm", max_running_requests=None)
+    try:
+        for validate in _BUDGETS:
+            pkgutil.resolve_name(validate)(server_args)
+    except ValueError as error:
+        server_args._resolved_overrides.pop()
+        return f"without SGLang's cap on running requests: {str(error).splitlines()[0]}"
+    return None
 
 
 def problem(disable_above: int, cap: int | None) -> str | None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import os
-import signal
-import sys
+import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from spec_fsm.errors import ConfigError
-from spec_fsm_sglang import rehearsal, running_cap, stash_size
+from spec_fsm_sglang import running_cap, start, stash_size
 from spec_fsm_sglang.config import ENV_VAR
 
 if TYPE_CHECKING:
     from spec_fsm_sglang.config import Config
-
-REFUSED = 2
-"""Exit code when the options make no sense together, as argparse and typer use it."""
 
 
 def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) -> int:
@@ -27,8 +23,8 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
     accelerator (or with `--device cpu`) the CPU reference operators stand in; `cpu_overlap`
     keeps overlap scheduling there, which SGLang would turn off.
 
-    Raises ConfigError where SGLang is not installed, for a threshold that the server's cap never
-    lets be reached, and for server kinds without SGLang's HTTP server.
+    Raises ConfigError where SGLang is not installed, for server kinds without SGLang's HTTP
+    server, and for what `check_settings` refuses.
     """
     if find_spec("sglang") is None:
         raise ConfigError("SGLang is not installed here: pip install 'spec-fsm[sglang]'")
@@ -43,14 +39,22 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
         argv = [*argv, *cpu_server.as_flags(argv)]
         if cpu_overlap:
             cpu_server.force_overlap()
-    elif config is not None:
-        argv = with_warmup(argv)
     os.environ.pop(ENV_VAR, None)
     if config is not None:
         config = config.held_to_share()
         os.environ.update(config.to_env())
-    server_args = _resolve(argv, config)
-    return _serve_until_stopped(server_args, _Ready(config))
+        start.RESTART_FLAGS[:] = ["--spec-fsm-off"]
+    return _serve_until_stopped(_resolve(argv, config))
+
+
+def check_settings(config: Config, server_args: Any) -> None:
+    """All that can be refused of a server that is to be on, one after another, before a model.
+
+    `server_args`: SGLang's, resolved. Raises ConfigError.
+    """
+    _refuse(running_cap.problem(config.disable_above, _cfg(server_args).max_running_requests))
+    _refuse(stash_size.early_problem(config, _cfg(server_args)))
+    _refuse(port_problem(server_args))
 
 
 def on_cpu(argv: list[str]) -> bool:
@@ -61,12 +65,6 @@ def on_cpu(argv: list[str]) -> bool:
     import torch
 
     return not torch.accelerator.is_available()
-
-
-def with_warmup(argv: list[str]) -> list[str]:
-    """`argv` with this adapter's warm-up beside those it names."""
-    named = flag_value(argv, "--warmups")
-    return [*argv, "--warmups", rehearsal.NAME if named is None else f"{named},{rehearsal.NAME}"]
 
 
 def flag_value(argv: list[str], flag: str) -> str | None:
@@ -80,23 +78,47 @@ def flag_value(argv: list[str], flag: str) -> str | None:
     return value
 
 
-def _resolve(argv: list[str], config: Config | None) -> Any:
-    """SGLang's resolved arguments, with the cap of a plain server when the plugin is on."""
+def port_problem(server_args: Any) -> str | None:
+    """Why the server could not listen, in one line; SGLang says so after it loaded its models."""
+    host, port = _cfg(server_args).host or "127.0.0.1", _cfg(server_args).port
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and not _cfg(server_args).enable_http_worker_reuseport:
+            return f"--port is {port}: it is in use on {host}"
+    return None
+
+
+def _cfg(server_args: Any) -> Any:
     from sglang.srt.arg_groups.overrides import resolving_view
+
+    return resolving_view(server_args)
+
+
+def _resolve(argv: list[str], config: Config | None) -> Any:
+    """SGLang's resolved arguments; the plugin, if it is on, decides for them (`start.decide`)."""
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
     load_plugins()
-    if config is not None:
-        running_cap.lift()
     server_args = prepare_server_args(argv)
+    if config is not None:
+        # As the operator gave it, by whatever spelling or file.
+        _refuse(running_cap.problem(config.disable_above, server_args.max_running_requests))
     server_args.resolve_once()
-    resolved = resolving_view(server_args)
+    resolved = _cfg(server_args)
     if resolved.encoder_only or resolved.smg_grpc_mode or resolved.use_ray:
         raise ConfigError("serve starts SGLang's HTTP server: no encoder, gRPC or Ray mode")
-    if config is not None:
-        _refuse(running_cap.problem(config.disable_above, resolved.max_running_requests))
-        _refuse(stash_size.early_problem(config, resolved))
+    if config is None:
+        return server_args
+    refusal = start.refusal_of(server_args)
+    if refusal is None:
+        check_settings(config, server_args)
+    elif refusal == start.UNDECIDED and not start.watching():
+        start.off("SGLang does not load the plugin here (see SGLANG_PLUGINS)")
     return server_args
 
 
@@ -105,54 +127,21 @@ def _refuse(problem: str | None) -> None:
         raise ConfigError(problem)
 
 
-class _Ready:
-    """Called by SGLang, in a thread, once the server answers: only now the cap is known."""
-
-    def __init__(self, config: Config | None) -> None:
-        self._config = config
-        self.problem: str | None = None
-
-    def __call__(self) -> None:
-        if self._config is None:
-            return
-        cap = int(_internal_state()["effective_max_running_requests_per_dp"])
-        self.problem = running_cap.problem(self._config.disable_above, cap)
-        if self.problem is not None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        say(f"speculation stops above {self._config.disable_above} of at most {cap} requests")
-
-
-def _internal_state() -> dict[str, Any]:
-    from sglang.srt.entrypoints.http_server import get_global_state
-
-    manager = get_global_state().tokenizer_manager
-    waiting = asyncio.run_coroutine_threadsafe(manager.get_internal_state(), manager.event_loop)
-    states: list[dict[str, Any]] = waiting.result(timeout=60)
-    return states[0]
-
-
-def _serve_until_stopped(server_args: Any, ready: _Ready) -> int:
+def _serve_until_stopped(server_args: Any) -> int:
     from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.utils import kill_process_tree
 
     code: object = 0
     try:
-        launch_server(server_args, launch_callback=ready)
+        launch_server(server_args)
     except KeyboardInterrupt:
         code = 130
     except SystemExit as stop:
-        # SGLang ends a drained server this way.
+        # SGLang ends a drained server this way, and a refusal a start.
         code = stop.code or 0
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
-    _refuse(ready.problem)
     return code if isinstance(code, int) else 1
 
 
-def say(line: str) -> None:
-    """One line for the operator, among SGLang's own log lines."""
-    print(f"spec-fsm: {line}", file=sys.stderr, flush=True)
-
-
-__all__ = ["REFUSED", "flag_value", "on_cpu", "run", "say"]
+__all__ = ["check_settings", "flag_value", "on_cpu", "port_problem", "run"]

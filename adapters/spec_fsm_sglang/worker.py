@@ -21,7 +21,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from spec_fsm import Action, Hidden, Phase, Plan, SpecFsmError, SpecInfo
-from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild, stash_size
+from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild, start, stash_size
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
@@ -47,8 +47,7 @@ _NOTHING_AHEAD = -1, None
 class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     """`EAGLEWorkerV2` with a lifecycle: SPEC, DRAINING, PLAIN, RESEEDING.
 
-    `spec_fsm` is None until the models are loaded, and stays None if they are refused: the
-    worker is then SGLang's own in every respect.
+    `spec_fsm` is None until the models are loaded; until then the worker is SGLang's own.
     """
 
     spec_fsm: Controller | None = None
@@ -71,9 +70,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if config is None:
             raise SpecFsmError("the worker was created without a configuration")
         self._config = config
-        self._refused = model_problem(self)
-        if self._refused is None:
-            self._plain_sizes = plain_graphs.limit_verify_graphs(config.disable_above)
+        problem = model_problem(self)
+        if problem is not None:
+            start.refuse_late(problem)
+        self._plain_sizes = plain_graphs.limit_verify_graphs(config.disable_above)
 
     @property
     def last_shared_read_runner(self) -> Any:
@@ -89,9 +89,6 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
     def init_cuda_graphs(self) -> None:
         """SGLang's own graphs and PLAIN's; then the stash, sized by pools that exist only now."""
         super().init_cuda_graphs()
-        if self._refused is not None:
-            logger.error("spec-fsm: off, the server runs as SGLang would: %s", self._refused)
-            return
         config = self._config
         self.capture_plain_graphs()
         self.target_worker.model_runner.spec_fsm_recaptured = self.capture_plain_graphs
