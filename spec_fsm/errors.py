@@ -89,6 +89,10 @@ class ShapeViolation(IllegalLaunch):
     """A launch whose shape breaks the law of its phase; raised before it is issued."""
 
 
+class ProgrammingError(SpecFsmError):
+    """Code asks for what is not there or gives what is not taken: trying again cannot help."""
+
+
 class UnownedWrite(SpecFsmError):
     """A batch field was assigned by code that the ownership table does not name."""
 
@@ -101,6 +105,7 @@ __all__ = [
     "ConfigError",
     "IllegalEvent",
     "IllegalLaunch",
+    "ProgrammingError",
     "ShapeViolation",
     "SpecFsmError",
     "TraceError",

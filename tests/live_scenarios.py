@@ -337,7 +337,28 @@ def reseed_failure(live: Live) -> dict[str, Any]:
     rebuild.seed = broken
     live.fsm.pin(0)
     live.finish()
-    return live.result()
+    return live.result() | {"mistakes": mistakes(live.worker)}
+
+
+def mistakes(worker: Any) -> dict[str, list[str]]:
+    """What a rebuild and a flush raise, and what caused it, when their code asks for nothing."""
+    from spec_fsm import SpecFsmError
+
+    def asks(*_: Any) -> None:
+        worker.no_such_attribute()
+
+    worker._flush = asks
+    attempts = {
+        "rebuild": lambda: worker._tried(asks),
+        "flush": lambda: worker._flush_or_retry(worker.spec_fsm, None, None, None),
+    }
+    found = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except SpecFsmError as error:
+            found[name] = [type(error).__name__, type(error.__cause__).__name__]
+    return found
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from spec_fsm import (
     IllegalLaunch,
     Mode,
     Phase,
+    ProgrammingError,
     ShapeViolation,
     SpecFsmError,
     TraceError,
@@ -21,7 +22,10 @@ from spec_fsm import (
 from spec_fsm.errors import LONGEST_SHOWN, one_line, shown
 from spec_fsm.invariants import KEPT_DETAILS, LAUNCH_IDS, ROW_PREDICATES
 
-ERRORS = (ConfigError, IllegalEvent, IllegalLaunch, ShapeViolation, TraceError, UnownedWrite)
+ERRORS = (
+    ConfigError, IllegalEvent, IllegalLaunch, ProgrammingError, ShapeViolation, TraceError,
+    UnownedWrite,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ERRORS)

@@ -64,3 +64,6 @@ def test_a_failing_rebuild_costs_no_request(overlap: bool) -> None:
     assert result["status"]["transitions"]["RESEEDING->PLAIN"] == 2
     assert result["status"]["switch_on_count"] >= 1
     assert result["different"] == {}
+    # Code that asks for an attribute that is not there is no failed rebuild, to be tried again.
+    raised = ["ProgrammingError", "AttributeError"]
+    assert result["mistakes"] == {"rebuild": raised, "flush": raised}

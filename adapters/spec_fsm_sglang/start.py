@@ -86,7 +86,7 @@ def decide(_result: None, server_args: Any) -> None:
     config = Config.from_env()
     if config is None:
         return
-    refusal = _first_refusal(server_args) or running_cap.lift(server_args, config.disable_above)
+    refusal = _first_refusal(server_args, config)
     server_args._spec_fsm_refusal = refusal
     if refusal is not None:
         off(refusal)
@@ -94,8 +94,11 @@ def decide(_result: None, server_args: Any) -> None:
     _rehearse(server_args)
 
 
-def _first_refusal(server_args: Any) -> str | None:
-    """The first reason to stay off that can be told before a model is loaded."""
+def _first_refusal(server_args: Any, config: Config) -> str | None:
+    """The first reason to stay off that can be told before a model is loaded.
+
+    The last thing asked is whether SGLang's cap can be lifted: then it is.
+    """
     try:
         if not in_force.holds(_PUBLISH, published):
             return f"the hook of {_PUBLISH} is not in force"
@@ -107,6 +110,7 @@ def _first_refusal(server_args: Any) -> str | None:
             or compat.attribute_problem()
             or _worker_problem(options, server_args)
             or compat.configured_model_problem(server_args)
+            or running_cap.lift(server_args, config.disable_above)
         )
     except Exception as error:
         # Whatever it is, it must not end the start of a server that SGLang can run.

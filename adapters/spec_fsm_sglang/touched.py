@@ -192,9 +192,11 @@ ATTRIBUTES: dict[str, str] = {
     f"{_SERVER_ARGS}.ServerArgs": "max_running_requests tokenizer_worker_num warmups device "
     "skip_server_warmup model_path revision trust_remote_code json_model_override_args host port "
     "enable_http_worker_reuseport speculative_draft_model_path speculative_draft_model_revision "
-    "speculative_algorithm speculative_eagle_topk",
+    "speculative_algorithm speculative_eagle_topk encoder_only smg_grpc_mode use_ray "
+    "cuda_graph_config disable_overlap_schedule",
     f"{_CONTEXT}.RuntimeContext": "server_args",
     f"{_CONTEXT}.ParallelContext": "tp_group tp_rank",
+    "sglang.srt.distributed.parallel_state.GroupCoordinator": "world_size cpu_group",
     "sglang.srt.configs.model_config.ModelConfig": "is_hybrid_swa hidden_size",
     "sglang.srt.plugins.hook_registry.HookType": "AFTER AROUND",
     "sglang.srt.environ.Envs": "SGLANG_RUST_SERVER SGLANG_HTTP_SERVER_APP_PATH",
@@ -247,6 +249,7 @@ ATTRIBUTES: dict[str, str] = {
     f"{_FORWARD}.CaptureHiddenMode": "NULL LAST FULL",
     "sglang.srt.speculative.spec_info.SpecInputType": "EAGLE_DRAFT EAGLE_VERIFY "
     "EAGLE_DRAFT_EXTEND",
+    "sglang.srt.speculative.spec_info.SpecInput": "spec_input_type",
     "sglang.srt.speculative.eagle_info.EagleDraftInput": "bonus_tokens topk_p topk_index "
     "hidden_states future_indices num_tokens_per_req num_tokens_for_logprob_per_req",
     # The draft models whose first layer the bulk write mirrors.
@@ -255,6 +258,7 @@ ATTRIBUTES: dict[str, str] = {
     "sglang.srt.models.llama_eagle3.LlamaDecoderLayer": "hidden_norm input_layernorm self_attn",
     "sglang.srt.models.llama_eagle.LlamaModel": "layers fc embed_tokens",
     "sglang.srt.models.llama.LlamaAttention": "qkv_proj rotary_emb attn head_dim kv_size q_size",
+    "sglang.srt.layers.linear.LinearBase": "quant_method",
     "sglang.srt.layers.radix_attention.RadixAttention": "tp_k_head_num",
     "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod": "apply",
 }

@@ -25,6 +25,7 @@ from spec_fsm_sglang import graph_state, plain, plain_graphs, rebuild, start, st
 from spec_fsm_sglang.compat import model_problem
 from spec_fsm_sglang.config import Config
 from spec_fsm_sglang.controller import Controller
+from spec_fsm_sglang.failures import is_mistake, mistake
 from spec_fsm_sglang.guard import LaunchGuard
 from spec_fsm_sglang.host_lengths import HostLengths
 from spec_fsm_sglang.ranks import on_all_ranks
@@ -240,7 +241,9 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
             self._flush(fsm, batch, committed, plan)
         except SpecFsmError:
             raise
-        except Exception:
+        except Exception as error:
+            if is_mistake(error):
+                raise mistake(error, "a flush") from error
             logger.exception("spec-fsm: a flush failed; once more, position by position")
             for age in range(plan.flush_upper, plan.flush_lower, -1):
                 self.rebuild.flush(batch, committed, age, age - 1)
@@ -311,7 +314,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         return True
 
     def _tried(self, rebuilding: Callable[[], None]) -> Exception | None:
-        """What `rebuilding` failed with on any rank; None where it went well on all."""
+        """What `rebuilding` failed with on any rank; None where it went well on all.
+
+        Raises ProgrammingError for what trying again cannot help, once all ranks know.
+        """
         failure: Exception | None = None
         try:
             with self._rebuilding():
@@ -319,9 +325,13 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         except SpecFsmError:
             raise
         except Exception as error:
-            logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
             failure = error
-        if on_all_ranks(failure is None):
+            if not is_mistake(error):
+                logger.exception("spec-fsm: reseeding failed; staying in PLAIN")
+        well = on_all_ranks(failure is None)
+        if failure is not None and is_mistake(failure):
+            raise mistake(failure, "a rebuild") from failure
+        if well:
             return None
         return failure or RuntimeError("on another rank")
 
