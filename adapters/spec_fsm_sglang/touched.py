@@ -219,7 +219,10 @@ ATTRIBUTES: dict[str, str] = {
     "next_token_logprobs",
     _RESULTS: "model_worker",
     _METRICS: "scheduler spec_num_forward_ct spec_total_num_forward_ct",
-    _WEIGHTS: "draft_worker",
+    _WEIGHTS: "draft_worker tp_worker",
+    _UPDATER: "get_model get_model_runner",
+    "sglang.srt.lora.lora_manager.LoRAManager": "lora_backend max_bs_in_decode_cuda_graph",
+    "sglang.srt.lora.backend.base_backend.BaseLoRABackend": "_moe_cg_buffer_init_args",
     _STATE: "scheduler",
     _CHECKER: "get_last_batch",
     "sglang.srt.managers.io_struct.GenerateReqInput": "input_ids sampling_params",
@@ -235,9 +238,10 @@ ATTRIBUTES: dict[str, str] = {
     f"{_EAGLE}.EagleDraftWorker": "draft_runner req_to_token_pool parallel_layout "
     "speculative_num_draft_tokens seed_dsa_topk_from_draft_extend cuda_graph_runner "
     "cuda_graph_runner_for_draft_extend",
-    "sglang.srt.managers.tp_worker.TpModelWorker": "model_runner is_hybrid_swa",
+    "sglang.srt.managers.tp_worker.TpModelWorker": "model_runner is_hybrid_swa "
+    "weight_update_runners",
     _RUNNER: "device dtype model model_config token_to_kv_pool decode_cuda_graph_runner "
-    "graph_shared_output init_new_workspace shared_read_done_event",
+    "graph_shared_output init_new_workspace shared_read_done_event lora_manager attn_backend",
     _DECODE_GRAPHS: "captured_req_width capture_forward_mode capture_hidden_mode capture_bs "
     "max_bs raw_bs bs buffers seq_len_fill_value backend",
     "sglang.srt.model_executor.graph_shared_output.GraphSharedOutput": "max_rows",
