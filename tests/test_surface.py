@@ -22,7 +22,8 @@ from spec_fsm_sglang import touched
 
 ADAPTER = Path(spec_fsm_sglang.__file__).parent
 OUTSIDE = {
-    "assets", "cli", "client", "config", "diagram", "inprocess", "reference", "smollm2", "tiny",
+    "address", "assets", "cli", "client", "config", "diagram", "inprocess", "reference",
+    "smollm2", "tiny",
 }  # fmt: skip
 """Modules that run in no server of SGLang's."""
 

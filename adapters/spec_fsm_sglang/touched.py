@@ -195,7 +195,7 @@ ATTRIBUTES: dict[str, str] = {
     "speculative_algorithm speculative_eagle_topk encoder_only smg_grpc_mode use_ray "
     "cuda_graph_config disable_overlap_schedule",
     f"{_CONTEXT}.RuntimeContext": "server_args",
-    f"{_CONTEXT}.ParallelContext": "tp_group tp_rank",
+    f"{_CONTEXT}.ParallelContext": "tp_group tp_rank dp_rank",
     "sglang.srt.distributed.parallel_state.GroupCoordinator": "world_size cpu_group",
     "sglang.srt.configs.model_config.ModelConfig": "is_hybrid_swa hidden_size",
     "sglang.srt.plugins.hook_registry.HookType": "AFTER AROUND",
