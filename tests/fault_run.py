@@ -83,6 +83,13 @@ HISTORIES: dict[str, list[Event]] = {
     "main": HISTORY,
     # The rows of one batch after a gap, each against a twin.
     "seeds": [["seeds", 5]],
+    # Requests that are aborted one step after the other, so that not all are at a flush.
+    "aborted": [
+        *[["admit", 5 + n, "fresh", 60, "greedy"] for n in range(4)],
+        ["step", 4], ["pin", 2], ["step", 9],
+        *[event for n in (3, 2, 1) for event in (["abort", n], ["step", 1])],
+        ["step", 3], ["pin", 0], ["idle", 0],
+    ],
     "answers": [["admit", 5, "fresh", 12, "logprobs"], ["step", 2], ["pin", 2], ["idle", 0]],
     "operator": [["admit", 5, "fresh", 9, "greedy"], ["step", 3], ["operator", 2], ["idle", 0]],
 }

@@ -261,7 +261,7 @@ def failed_seed_leaves_a_hole(world: World) -> None:
 # -- membership -----------------------------------------------------------------------------
 
 
-@fault("what a leaving row inserts into the prefix cache is not cut", "draft KV", overlap=False)
+@fault("what a leaving row inserts into the prefix cache is not cut", "I15", overlap=False)
 def skip_cut(world: World) -> None:
     """I15's cut; the holes are the next request's."""
 
@@ -275,15 +275,11 @@ def skip_cut(world: World) -> None:
 @fault("the cut is one position short", "I15", overlap=False)
 def cut_too_short(world: World) -> None:
     """The key of n positions has n + 1 tokens, not n + 2."""
-    checks = world.fsm.checks
 
     def around(right: Any, req: Any, up_to: int, tokens: int) -> int:
         left = world.lifecycle.ledger.settled_gap(req.spec_fsm_row)
-        allowed = right(req, up_to, tokens)
-        if left and req.finished():
-            allowed = min(up_to, allowed + 1)
-            checks.at_insert(req, allowed - tokens, req.kv.kv_committed_len - left)
-        return allowed
+        allowed: int = right(req, up_to, tokens)
+        return min(up_to, allowed + 1) if left and req.finished() else allowed
 
     wrap(world.fsm, "insertable", around)
 

@@ -200,8 +200,18 @@ class TensorChecks:
         seeded = bool(stash.seeded[rows].all())
         self._expect("I8", seeded and not any(missing), f"missing {missing}, seeded {seeded}")
 
-    def at_insert(self, req: Req, positions: int, covered: int) -> None:
-        """I15: the positions that enter the prefix cache have draft KV, all of them."""
+    def at_insert(self, req: Req, positions: int) -> None:
+        """I15: the positions that enter the prefix cache have draft KV, all of them.
+
+        By what the device has written, not by the ledger that made the cut. A row that has its
+        seed is covered in full; `covered` is then as of when it was made, and rounds go on.
+        """
+        self._await_device()
+        stash, kv = self._controller.worker.stash, req.kv
+        seeded = bool(stash.seeded[kv.req_pool_idx])
+        covered = kv.kv_committed_len
+        if not seeded:
+            covered = min(covered, int(stash.covered[kv.req_pool_idx]))
         detail = f"{last_row_of(req)}: {positions} positions inserted, {covered} covered"
         self._expect("I15", positions <= covered, detail)
 

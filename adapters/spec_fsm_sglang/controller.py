@@ -31,7 +31,7 @@ from spec_fsm import (
 from spec_fsm_sglang.checks import TensorChecks
 from spec_fsm_sglang.operator_pin import OperatorPin, Order, Refused
 from spec_fsm_sglang.ownership import STRICT
-from spec_fsm_sglang.rows import RowIds, row_of, rows_of
+from spec_fsm_sglang.rows import RowIds, last_row_of, row_of, rows_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -259,14 +259,14 @@ class Controller:
         keys a position by its own token and the next, since draft KV depends on both: n tokens
         name n - 1 positions. The page floor is SGLang's own, on the key.
         """
-        gap = 0
         if req.finished():
+            # Aborted requests too: SGLang keeps their prefix as it does that of any other.
             gap, self._leaving = self._forget(req), req
-        covered = req.kv.kv_committed_len - gap
-        allowed = up_to if gap == 0 else min(up_to, covered + boundary_tokens)
-        if self.checks is not None:
-            self.checks.at_insert(req, allowed - boundary_tokens, covered)
-        return allowed
+        else:
+            gap = self.lifecycle.ledger.settled_gap(last_row_of(req))
+        if gap == 0:
+            return up_to
+        return min(up_to, req.kv.kv_committed_len - gap + boundary_tokens)
 
     def left(self, req: Req) -> None:
         """The request gave its KV row back, with or without a cache insert before."""

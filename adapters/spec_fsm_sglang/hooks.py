@@ -181,6 +181,8 @@ def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
 
     def cut_checkpoint(req: Any, *, up_to: int, **kwargs: Any) -> Any:
         allowed = controller.insertable(req, up_to, boundary_tokens)
+        if controller.checks is not None:
+            controller.checks.at_insert(req, allowed - boundary_tokens)
         return checkpoint(req, up_to=allowed, **kwargs)
 
     def note_release(req: Any, **kwargs: Any) -> Any:
