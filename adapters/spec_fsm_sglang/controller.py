@@ -266,7 +266,8 @@ class Controller:
             gap = self.lifecycle.ledger.settled_gap(last_row_of(req))
         if gap == 0:
             return up_to
-        return min(up_to, req.kv.kv_committed_len - gap + boundary_tokens)
+        covered: int = req.kv.kv_committed_len - gap
+        return min(up_to, covered + boundary_tokens)
 
     def left(self, req: Req) -> None:
         """The request gave its KV row back, with or without a cache insert before."""

@@ -119,10 +119,10 @@ class _Quick(Prover):
         return next((str(f) for f in proof.failures if f.verdict is Verdict.REFUTED), "")
 
     def _broken(
-        self, step: Step, question: Question, wanted: list[tuple[str, Term]]
+        self, step: Step, question: Question, wanted: list[tuple[str, Term]], *, reserved: bool
     ) -> Iterator[Failure]:
         for name, term in ((n, c) for n, clause in wanted for c in conjuncts(clause)):
-            if question.ask(z3.Not(term)) == z3.sat:
+            if question.ask(z3.Not(term), reserved=reserved) == z3.sat:
                 kind = "PROMISE" if name in step.promises else "INDUCTION"
                 yield Failure(kind, step.name, name, Verdict.REFUTED)
                 return
