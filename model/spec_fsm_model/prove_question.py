@@ -80,14 +80,14 @@ class Question:
         self.solver.pop()
         return answer
 
-    def small(self, numbers: Iterable[Term], *terms: Term, reserved: bool = True) -> Any:
+    def small(self, numbers: Iterable[Term], *terms: Term, **how: Any) -> Any:
         """A model in which the terms are true, with small numbers if there is one."""
         numbers = list(numbers)
         for most in (4, 8, 16):
             few = [z3.And(n >= -1, n <= most) for n in numbers]
-            if self.ask(*terms, *few, reserved=reserved) == z3.sat:
+            if self.ask(*terms, *few, **how) == z3.sat:
                 return self.model
-        self.ask(*terms, reserved=reserved)
+        self.ask(*terms, **how)
         return self.model
 
 
