@@ -4,6 +4,7 @@
 holds each launch against the laws of its phase.  It imports no engine and touches no tensor.
 """
 
+from spec_fsm._runner import Change
 from spec_fsm.errors import (
     ConfigError,
     IllegalEvent,
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 __all__ = [
     "INVARIANTS",
     "Action",
+    "Change",
     "Checks",
     "ConfigError",
     "Engine",

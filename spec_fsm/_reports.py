@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec_fsm.policy import Policy
     from spec_fsm.trace import Sink
 
-_LASTING = frozenset({"checks", "transitions", "flight", "_note", "_trace"})
+_LASTING = frozenset({"checks", "transitions", "on_change", "flight", "_note", "_trace"})
 """What `restart` keeps."""
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 

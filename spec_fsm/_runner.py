@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from spec_fsm._rules import EFFECTS, GUARDS, Arg, State
 from spec_fsm._table import EDGE_OF, REFUSALS, Edge
@@ -20,7 +20,7 @@ from spec_fsm.plan import Steady
 from spec_fsm.trace import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from spec_fsm.laws import Shape
     from spec_fsm.plan import Plan, StashConfig
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
     from spec_fsm.trace import Sink
 
 NO_ARG = Arg()
+
+
+class Change(NamedTuple):
+    """One change of mode.  gap: the largest before it, in positions; fields: as in the trace."""
+
+    source: Mode
+    event: Event
+    target: Mode
+    gap: int
+    fields: Mapping[str, object]
 
 
 class TableRunner:
@@ -54,6 +64,8 @@ class TableRunner:
         self.checks = Checks()
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""
+        self.on_change: Callable[[Change], None] | None = None
+        """Called after each change of mode, for logs; must not call the lifecycle's events."""
         self._machine = ModeMachine()
         self.flight = Flight()
         """The last lines in memory, traced or not, for a flight record."""
@@ -98,6 +110,7 @@ class TableRunner:
 
     def _follow(self, edge: Edge, state: State, arg: Arg, fields: dict[str, object]) -> None:
         """Apply an edge whose guards hold in `state`; fields: what the trace line tells besides."""
+        gap = self.ledger.max_gap
         for name in edge.effects:
             state = EFFECTS[name](INT, state, arg)
         if edge.target is not edge.source:
@@ -109,6 +122,8 @@ class TableRunner:
             self.transitions[edge.source.name, edge.event.name, edge.target.name] += 1
         self.ledger.take(state)
         self._event_line(edge.event, edge.source, fields)
+        if edge.target is not edge.source and self.on_change is not None:
+            self.on_change(Change(edge.source, edge.event, edge.target, gap, fields))
 
     def _refuse(
         self, event: Event, reason: str, observed: object = None, expected: object = None
@@ -162,4 +177,4 @@ class TableRunner:
             self._note((CHANGED, now, event, source, self.mode, *counts, fields))
 
 
-__all__ = ["NO_ARG", "TableRunner"]
+__all__ = ["NO_ARG", "Change", "TableRunner"]

@@ -26,6 +26,7 @@ from core_support import (
 )
 from spec_fsm import (
     Action,
+    Change,
     ConfigError,
     Event,
     Hidden,
@@ -327,3 +328,27 @@ def test_the_core_imports_no_engine_and_no_tensor_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_each_change_of_mode_is_told_with_its_cause_and_gap() -> None:
+    """`on_change` gets one `Change` for each edge that changes the mode, and nothing else."""
+    told: list[Change] = []
+    lifecycle = make()
+    lifecycle.on_change = told.append
+    join(lifecycle, 3)
+    step(lifecycle)
+    lifecycle.boundary(HIGH)
+    step(lifecycle)
+    step(lifecycle)
+    lifecycle.boundary(LOW)
+    lifecycle.reseed_failed("no memory")
+    assert [(c.source.name, c.event.name, c.target.name, c.gap) for c in told] == [
+        ("SPEC", "LOAD_ROSE", "DRAINING", 0),
+        ("DRAINING", "DRAINED", "PLAIN", 0),
+        ("PLAIN", "LOAD_FELL", "RESEEDING", 2),
+        ("RESEEDING", "RESEED_FAILED", "PLAIN", 2),
+    ]
+    assert [c.fields for c in told] == [{"load": HIGH}, {}, {"load": LOW}, {"why": "no memory"}]
+    lifecycle.restart()
+    lifecycle.boundary(HIGH)
+    assert told[-1].event is Event.LOAD_ROSE

@@ -64,6 +64,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         `plain` waits for their end, `rerun` retracts them, so that they are prefilled again.
     late_refusal: what happens where only a loaded model shows that the plugin cannot be on: the
         command ends (`exit`), or starts again without it (`restart`).
+    refuse_differing: answer requests whose output would depend on the mode (`docs/sampling.md`)
+        with an error 400; otherwise they are only counted.
     trace: file for the trace, or None.
     checks: evaluate the invariants that look into tensors at every step (slow).
     """
@@ -79,6 +81,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     strategy: Literal["auto", "bulk", "extend", "warm", "cold"] = "auto"
     lost_rows: Literal["plain", "rerun"] = "plain"
     late_refusal: Literal["exit", "restart"] = "exit"
+    refuse_differing: bool = False
     trace: str | None = None
     checks: bool = False
 

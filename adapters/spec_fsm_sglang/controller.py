@@ -16,6 +16,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from spec_fsm import (
     Action,
+    Change,
     Event,
     FileSink,
     Lifecycle,
@@ -29,9 +30,12 @@ from spec_fsm import (
     StashConfig,
 )
 from spec_fsm_sglang.checks import TensorChecks
+from spec_fsm_sglang.load import Load
+from spec_fsm_sglang.mode_log import ModeLog
 from spec_fsm_sglang.operator_pin import OperatorPin, Order, Refused
 from spec_fsm_sglang.ownership import STRICT
 from spec_fsm_sglang.rows import RowIds, last_row_of, row_of, rows_of
+from spec_fsm_sglang.sampling import DifferingRequests
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -83,11 +87,16 @@ class Controller:
         self.settle_first = False
         self.settled_first = False
         self._next: Plan | None = None
-        self._load = 0
+        self._load = Load()
+        self.differing = DifferingRequests(refuse=config.refuse_differing)
+        self._mode_log: ModeLog | None = None
+        if get_parallel().tp_rank == 0:
+            self._mode_log = ModeLog(self._describe_load)
         self._leaving: Req | None = None
         self._drained = False
         self.settling_plain = False
         self.in_flight_at_drain = 0
+        self.lifecycle.on_change = self._changed
         STRICT.mode_of = lambda: self.lifecycle.mode
         checked = config.checks or os.environ.get("SPEC_FSM_STRICT") == "1"
         self.checks = TensorChecks(self) if checked else None
@@ -98,6 +107,8 @@ class Controller:
         """The boundary proper: a result was processed, no batch is chosen yet."""
         if self.checks is not None:
             self.checks.at_boundary(scheduler)
+        if self._mode_log is not None and self._mode_log.waiting:
+            self._mode_log.tell()
 
     def before_update(self, scheduler: Scheduler, batch: ScheduleBatch) -> None:
         """Speculation is due and lost rows are in the way: they are prefilled again (`rerun`).
@@ -120,45 +131,38 @@ class Controller:
         self.reruns += len(reqs)
         logger.info("spec-fsm: %d requests beyond their stash are prefilled again", len(reqs))
 
-    def boundary(self, plan: Any) -> None:
-        """A batch was chosen (`plan.batch_to_run`): let the policy see the load.
-
-        The load counts every request once from its last prefill chunk on: the running ones and
-        those of the prefill batch about to run. A chunk that is not the last decodes nothing
-        yet and does not count (vLLM issue 49548: counting prefills thrashes the mode).
-        """
+    def boundary(self, scheduler: Scheduler, plan: Any) -> None:
+        """A batch was chosen (`plan.batch_to_run`): let the policy see the load."""
         batch = plan.batch_to_run
         if batch is None:
             return
-        lifecycle, load = self.lifecycle, len(plan.running_batch.reqs)
-        before = lifecycle.mode
-        if batch.forward_mode.is_decode():
-            self._load = load
-            self._next = self._decide(len(batch.reqs))
-            self.settle_first = self._next.settle_first
-            return
-        if batch is not plan.running_batch:
-            load += len(batch.reqs) - (batch.chunked_req is not None)
-        self.settle_first = lifecycle.boundary(load)
-        if lifecycle.mode is not before:
-            self._changed(before)
-
-    def _decide(self, rows: int) -> Plan:
-        """The plan of a decode batch of `rows` rows under the load last seen."""
         lifecycle = self.lifecycle
-        before = lifecycle.mode
-        plan = lifecycle.decide(self._load, rows)
-        if lifecycle.mode is not before:
-            self._changed(before)
-        return plan
+        if batch.forward_mode.is_decode():
+            self._next = lifecycle.decide(self._load.of_decode(batch), len(batch.reqs))
+            self.settle_first = self._next.settle_first
+        else:
+            load = self._load.of_prefill(scheduler, batch, plan.running_batch)
+            self.settle_first = lifecycle.boundary(load)
+        if lifecycle.held and self._mode_log is not None:
+            self._mode_log.held(lifecycle.held, lifecycle.mode, lifecycle.lost)
 
-    def _changed(self, before: Mode) -> None:
-        """The mode is another one than `before` since the last look."""
-        mode = self.lifecycle.mode
-        if mode is Mode.DRAINING:
+    def _changed(self, change: Change) -> None:
+        """The lifecycle has changed its mode."""
+        if change.target is Mode.DRAINING:
             self.in_flight_at_drain += self.lifecycle.unsettled
-        elif mode is Mode.PLAIN and before is not Mode.RESEEDING:
+        elif change.event is Event.DRAINED:
             self._drained = True
+        if self._mode_log is not None:
+            self._mode_log.changed(change)
+
+    def _describe_load(self) -> str:
+        """What decides the mode, for a log line."""
+        pin = self.lifecycle.pin
+        pinned = "" if pin is Pin.AUTO else f", pinned {pin.name}"
+        return (
+            f"load {self._load.rows} (off above {self.disable_above}, on at {self.enable_at})"
+            f"{pinned}"
+        )
 
     def must_settle_first(self, scheduler: Scheduler, batch: ScheduleBatch | None) -> bool:
         """Whether DRAINING wants the result in flight processed before `batch` is launched."""
@@ -187,7 +191,7 @@ class Controller:
         self._check_relay(batch)
         plan, self._next = self._next, None
         if plan is None or plan.settle_first:
-            plan = self._decide(len(batch.reqs))
+            plan = self.lifecycle.decide(self._load.rows, len(batch.reqs))
         if self._drained:
             self._drained = False
             self.worker.stash.joined(batch.req_pool_indices, batch.seq_lens)
@@ -339,6 +343,8 @@ class Controller:
             "max_gap": lifecycle.max_gap,
             "lost": lifecycle.lost,
             "reruns": self.reruns,
+            "differing_requests": self.differing.seen,
+            "refused_requests": self.differing.refused,
             "stash_bytes": 0 if stash is None else stash.nbytes,
         }
 

@@ -12,6 +12,8 @@ from sglang.srt.plugins.hook_registry import HookType
 
 from spec_fsm import Action
 from spec_fsm_sglang import compat, operator_pin, start, weight_updates
+from spec_fsm_sglang.decode_log import report_without_acceptance
+from spec_fsm_sglang.sampling import eagle_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +28,7 @@ _RESULTS = (
 _METRICS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_VERIFY = "sglang.srt.speculative.eagle_worker_common"
 _SIZING = "sglang.srt.mem_cache.allocation_sizing"
 
 
@@ -41,7 +44,7 @@ def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, **kwargs
         return original(scheduler, **kwargs)
     controller.before_choice(scheduler)
     plan = original(scheduler, **kwargs)
-    controller.boundary(plan)
+    controller.boundary(scheduler, plan)
     return plan
 
 
@@ -109,16 +112,23 @@ def update_spec_metrics(
 def report_decode_stats(
     original: Callable[..., None], reporter: Any, *args: Any, **kw: Any
 ) -> None:
-    """SGLang divides by the verify rounds since its last report; in PLAIN there may be none."""
-    if controller_of(reporter.scheduler.model_worker) is None or reporter.spec_num_forward_ct > 0:
+    """PLAIN's decode lines and gauges tell of no acceptance; others of the verify rounds' alone."""
+    periodic = reporter.forward_ct_decode % reporter.decode_log_interval == 0
+    ours = controller_of(reporter.scheduler.model_worker) is not None
+    if ours and periodic and reporter.spec_num_forward_ct == 0:
+        report_without_acceptance(original, reporter, *args, **kw)
+    else:
         original(reporter, *args, **kw)
-        return
-    reporter.spec_num_forward_ct = 1
-    original(reporter, *args, **kw)
-    if reporter.spec_num_forward_ct == 0:
-        # The report took the placeholder round into its total.
-        reporter.spec_total_num_forward_ct -= 1
-    reporter.spec_num_forward_ct = 0
+
+
+def add_request_to_queue(
+    original: Callable[..., None], scheduler: Any, req: Any, *args: Any, **kw: Any
+) -> None:
+    """A request is admitted: parameters that act differently by mode are counted or refused."""
+    controller = controller_of(scheduler.model_worker)
+    if controller is not None and not req.retracted_stain:
+        controller.differing.admit(req)
+    original(scheduler, req, *args, **kw)
 
 
 def get_internal_state(result: Any, state: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -213,6 +223,8 @@ SCHEDULER_HOOKS: tuple[Hook, ...] = (
     (f"{_SCHEDULER}.is_disable_overlap_for_batch", is_disable_overlap_for_batch, HookType.AROUND),
     (f"{_SCHEDULER}.run_batch", run_batch, HookType.AROUND),
     (f"{_RESULTS}._resolve_spec_v2_tokens", resolve_spec_v2_tokens, HookType.AROUND),
+    (f"{_SCHEDULER}._add_request_to_queue", add_request_to_queue, HookType.AROUND),
+    (f"{_VERIFY}.eagle_sample", eagle_sample, HookType.AROUND),
     (f"{_METRICS}.update_spec_metrics", update_spec_metrics, HookType.AROUND),
     (f"{_METRICS}.report_decode_stats", report_decode_stats, HookType.AROUND),
     (f"{_SCHEDULER}.flush_cache", flush_cache, HookType.AFTER),

@@ -63,6 +63,22 @@ def rows_of(batch: ScheduleBatch) -> list[str]:
     return [last_row_of(req) for req in batch.reqs]
 
 
+def name_next_token(batch: ScheduleBatch) -> None:
+    """Tell a prefill batch the token after its chunk where that is one the request put out.
+
+    Draft KV at the end of a chunk is made with the token that follows. SGLang 0.5.23 takes it from
+    the prompt (`schedule_batch.py:2448`); where a retracted request is prefilled again and a chunk
+    ends among its outputs, it takes the token it samples there, which is another one unless the
+    request is greedy.
+    """
+    req = batch.chunked_req
+    if req is None or batch.chunked_req_next_prompt_token is not None:
+        return
+    at = req.extend_end - len(req.origin_input_ids)
+    if 0 <= at < len(req.output_ids):
+        batch.chunked_req_next_prompt_token = int(req.output_ids[at])
+
+
 def readable(name: Any) -> str:
     """Cut a client's name to `NAME_LENGTH` printable characters.
 
@@ -71,4 +87,12 @@ def readable(name: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(name)[:NAME_LENGTH])
 
 
-__all__ = ["NAME_LENGTH", "RowIds", "last_row_of", "readable", "row_of", "rows_of"]
+__all__ = [
+    "NAME_LENGTH",
+    "RowIds",
+    "last_row_of",
+    "name_next_token",
+    "readable",
+    "row_of",
+    "rows_of",
+]

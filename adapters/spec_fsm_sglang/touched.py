@@ -50,6 +50,18 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_SCHEDULER}._poll_timeout_aborts": ("self",),
     f"{_SCHEDULER}.is_disable_overlap_for_batch": ("self", "batch", "last_batch"),
     f"{_SCHEDULER}._add_request_to_queue": ("self", "req", "is_retracted"),
+    f"{_SCHEDULER}._reqs_finishing_inflight": ("self", "batch"),
+    "sglang.srt.managers.schedule_batch.Req.next_output_finishes_by_length": ("self",),
+    "sglang.srt.managers.schedule_batch.Req.set_finish_with_abort": (
+        "self", "error_msg", "status_code", "err_type",
+    ),
+    "sglang.srt.layers.sampler.apply_custom_logit_processor": (
+        "logits", "sampling_batch_info", "num_tokens_in_batch",
+    ),
+    "sglang.srt.speculative.eagle_worker_common.eagle_sample": (
+        "verify_input", "batch", "logits_output", "grammar_mask", "uno_target_max_top_k",
+        "watermark_state", "watermark_full_mask",
+    ),
     f"{_BATCH}.ScheduleBatch.release_req": (
         "self", "idx", "remaing_req_count", "offload_kv",
     ),

@@ -29,6 +29,7 @@ from spec_fsm_sglang.failures import is_mistake, mistake
 from spec_fsm_sglang.guard import LaunchGuard
 from spec_fsm_sglang.host_lengths import HostLengths
 from spec_fsm_sglang.ranks import on_all_ranks
+from spec_fsm_sglang.rows import name_next_token
 from spec_fsm_sglang.stash import Stash, fit
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
         if batch.forward_mode.is_extend():
+            name_next_token(batch)
             result = super().forward_batch_generation(batch, on_publish)
             self.stash.joined(batch.req_pool_indices, batch.seq_lens)
             fsm.prefilled(batch)
@@ -169,6 +171,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if plan.action is Action.PLAIN:
             result = self._plain(fsm, batch, plan, on_publish, grammar_barrier)
         else:
+            batch.spec_fsm = True  # `sampling.eagle_sample` asks for it
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
         fsm.launched(batch, plan, result)
         return result

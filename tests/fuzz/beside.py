@@ -74,12 +74,9 @@ class Beside:
     def _boundary(self, load: int) -> None:
         """A boundary with a load of the model's, as for a batch that does not decode."""
         world = self.world
-        before = world.lifecycle.mode
         world._thresholds(DISABLE, ENABLE)
         world.lifecycle.boundary(load)
         world._thresholds(DISABLE, NEVER)
-        if world.lifecycle.mode is not before:
-            world.fsm._changed(before)
 
     def _compare(self, act: str, after: Any) -> None:
         mode = self.world.lifecycle.mode
