@@ -205,7 +205,7 @@ ATTRIBUTES: dict[str, str] = {
     "skip_server_warmup model_path revision trust_remote_code json_model_override_args host port "
     "enable_http_worker_reuseport speculative_draft_model_path speculative_draft_model_revision "
     "speculative_algorithm speculative_eagle_topk encoder_only smg_grpc_mode use_ray "
-    "cuda_graph_config disable_overlap_schedule",
+    "cuda_graph_config disable_overlap_schedule dp_size max_total_tokens",
     f"{_CONTEXT}.RuntimeContext": "server_args",
     f"{_CONTEXT}.ParallelContext": "tp_group tp_rank dp_rank",
     "sglang.srt.distributed.parallel_state.GroupCoordinator": "world_size cpu_group",
