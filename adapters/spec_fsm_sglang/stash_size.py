@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from spec_fsm_sglang.config import Config
@@ -41,15 +40,6 @@ def problem(config: Config, kv_bytes: int, position_bytes: int) -> str | None:
         f"{100 * config.stash_share:.3g} %: accepted are widths {widths}, or a stash_share of "
         f"{share:.3g} or more"
     )
-
-
-def refuse(problem: str) -> NoReturn:
-    """End a scheduler's process before it takes the memory: one line, and EX_CONFIG of sysexits.h.
-
-    SystemExit passes through SGLang's handler, which would print a traceback.
-    """
-    print(f"spec-fsm: refused at start: {problem}", file=sys.stderr, flush=True)
-    raise SystemExit(78)
 
 
 def early_problem(config: Config, options: Any) -> str | None:
@@ -100,4 +90,4 @@ def _device_bytes(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-__all__ = ["SHARE_OF_KV", "early_problem", "problem", "refuse"]
+__all__ = ["SHARE_OF_KV", "early_problem", "problem"]

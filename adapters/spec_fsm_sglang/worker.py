@@ -100,7 +100,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         position_bytes = rows * size * runner.dtype.itemsize
         problem = stash_size.problem(config, kv_bytes, position_bytes)
         if problem is not None:
-            stash_size.refuse(problem)
+            start.refuse_late(problem)
         share = config.stash_share or stash_size.SHARE_OF_KV
         sizes = fit(config.stash_width, config.flush_steps, kv_bytes, position_bytes, share)
         self.stash = Stash(rows, sizes.width, size, runner.dtype, self.device)
