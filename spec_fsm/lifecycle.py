@@ -312,11 +312,12 @@ class Lifecycle(Reports):
         mode = self.mode
         speculative = action is not _ACT_PLAIN
         if action is not plan.action or mode is _DRAINING or (mode is _SPEC) is not speculative:
-            msg = "the decode launch does not belong here"
-            raise IllegalLaunch(
-                msg, mode=mode, observed=action.name, expected=f"the plan's {plan.action.name}"
-            )
+            msg, planned = _misplaced(mode, action, plan), f"the plan's {plan.action.name}"
+            raise IllegalLaunch(msg, mode=mode, observed=action.name, expected=planned)
         ledger = self.ledger
+        if action is _ACT_RESEED and ledger.unsettled:
+            msg = "a RESEED plan was reported as launched twice, or after another launch"
+            raise IllegalLaunch(msg, mode=mode, observed=ledger.unsettled, expected=0)
         if speculative:
             self._departed = 0
             self._sat_out = max(0, ledger.rows - rows) if action is _ACT_RESEED else 0
@@ -383,6 +384,15 @@ class Lifecycle(Reports):
                 ledger.unsettled += issued
         if processed and not (action is not None and ledger.settle_many(action, processed)):
             self._refuse(_RESULT[action or 0], "results come in launch order")
+
+
+def _misplaced(mode: Mode, action: Action, plan: Plan) -> str:
+    """What was forgotten where a decode launch does not belong in its mode or to its plan."""
+    if action is not plan.action:
+        return "the launch is not the one that was planned"
+    if action is _ACT_RESEED and mode is _RESEEDING:
+        return "reseeded() was not called between a RESEED plan and its launch"
+    return f"the plan was made in {plan.mode.name}, and the mode has changed since: plan again"
 
 
 __all__ = ["Lifecycle", "Plan", "StashConfig"]

@@ -89,10 +89,25 @@ def as_pin(value: object) -> Pin:
     raise ConfigError(msg)
 
 
+def _never_calm(_policy: Policy, _mode: Mode) -> tuple[int, int]:
+    """`Policy.calm` of a policy whose `event` may say something at any load."""
+    return NOWHERE
+
+
 class Policy:
     """Turns (mode, load) into the mode event that is due, once per boundary."""
 
     __slots__ = ("_backoff", "_disable", "_dwell", "_enable", "_failures", "config", "pin")
+
+    def __init_subclass__(cls, **settings: object) -> None:
+        """A subclass with an `event` of its own and no `calm` to it is asked at every boundary."""
+        super().__init_subclass__(**settings)
+        event, calm = (
+            next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
+            for name in ("event", "calm")
+        )
+        if event < calm:
+            cls.calm = _never_calm  # type: ignore[method-assign]
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config

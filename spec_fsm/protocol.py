@@ -40,11 +40,13 @@ class Engine(Protocol):
         row that ends.  Does nothing with no result in flight.
         """
 
-    def plain(self, flush_upper: int, flush_lower: int) -> None:
+    def plain(self, flush_upper: int, flush_lower: int, *, seeds: bool = False) -> None:
         """Launch the target alone, one token a row, and stash its hidden states.
 
         With flush_upper > 0 also write the missing draft KV of the ages [upper, lower), see
-        `Plan`, in stream order after this launch's own hidden states are stashed.
+        `Plan`, in stream order after this launch's own hidden states are stashed.  seeds: make
+        the seed of every row after that (`Plan.seeds`); only with `StashConfig.seed_ahead`, and
+        what is left out or fails is made by the `rebuild` that comes next.
         """
 
     def speculate(self) -> None:
@@ -79,7 +81,10 @@ def decode_step(engine: Engine, lifecycle: Lifecycle) -> Action | None:
         else:
             lifecycle.reseeded()
     if plan.action is Action.PLAIN:
-        engine.plain(plan.flush_upper, plan.flush_lower)
+        if plan.seeds:
+            engine.plain(plan.flush_upper, plan.flush_lower, seeds=True)
+        else:
+            engine.plain(plan.flush_upper, plan.flush_lower)
     else:
         engine.speculate()
     lifecycle.launched(plan.action, rows, plan)

@@ -71,8 +71,8 @@ def said(act: Callable[[], object]) -> str:
         (
             Mode.PLAIN,
             lambda lc: lc.launched(Action.SPECULATE, 2, Plan(Action.PLAIN, Mode.PLAIN)),
-            "the decode launch does not belong here (mode PLAIN, observed SPECULATE, expected the"
-            " plan's PLAIN)",
+            "the launch is not the one that was planned (mode PLAIN, observed SPECULATE, expected"
+            " the plan's PLAIN)",
         ),
         (
             Mode.PLAIN,
