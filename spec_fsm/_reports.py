@@ -128,18 +128,21 @@ class Reports(Figures):
         self.ledger.lose(stale)
 
     def restart(self) -> None:
-        """Forget every row, result in flight and the mode: SPEC and nothing known, as at the start.
+        """Forget every row, result in flight and wait, and stand in PLAIN, which needs the least.
 
-        For an engine that took all its rows back after a violated law.  The pin, the policy's
-        waits and the counts of checks and transitions stay; trace and flight go on.
+        For an engine that took all its rows back after a violated law.  The pin and the counts of
+        checks and transitions stay; trace and flight go on.
         """
         fresh = vars(type(self)(self.shape, self.policy, self.stash))
+        self.policy.restart()
         vars(self).update((name, fresh[name]) for name in fresh.keys() - _LASTING)
         if self._trace is not None:
             self.laws = NO_LAWS
             self._trace.observed(self.mode, "restarted", {})
         else:
             self._note((RESTARTED, time.monotonic_ns()))
+        self._fire(Event.LOAD_ROSE, fields={"load": 0})
+        self._fire(Event.DRAINED)
 
     def observe(self, kind: str, **facts: int) -> None:
         """Put a line of the engine's own figures into the trace; nothing else."""

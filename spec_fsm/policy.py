@@ -118,6 +118,10 @@ class Policy:
         self._backoff = 0
         self._failures = 0
 
+    def restart(self) -> None:
+        """Forget dwell, back-off and failed reseeds; settings and pin stay."""
+        self._dwell = self._backoff = self._failures = 0
+
     @property
     def waiting(self) -> int:
         """Boundaries until the load is looked at again (dwell or back-off, the longer)."""

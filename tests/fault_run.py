@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ FSM = {
 }
 POOL = {"max_total_tokens": 2000, "chunked_prefill_size": 64, "max_running_requests": 16}
 NONE = "none"
+Play = Callable[[World, str], dict[str, Any]]
 HANGS = 60
 """Seconds after which a child is ended."""
 
@@ -114,8 +116,8 @@ def main() -> None:
     os._exit(0)
 
 
-def in_fork(world: World, name: str) -> dict[str, Any]:
-    """What became of the history with the fault `name`, run by a child."""
+def in_fork(world: World, name: str, play: Play | None = None) -> dict[str, Any]:
+    """What became of the history with the fault `name`, run by a child: `played`, or `play`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -123,7 +125,7 @@ def in_fork(world: World, name: str) -> dict[str, Any]:
         signal.alarm(HANGS)
         faulthandler.dump_traceback_later(HANGS - 5)
         with os.fdopen(write, "w", encoding="utf-8") as pipe:
-            json.dump(played(world, name), pipe)
+            json.dump((play or played)(world, name), pipe)
         os._exit(0)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as pipe:

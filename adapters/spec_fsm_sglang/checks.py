@@ -2,14 +2,13 @@
 
 Off by default: this reads tensors back and looks at every request, which no serving path may do.
 `checks = true` in the configuration, or `SPEC_FSM_STRICT=1`, turns it on; every evaluation is
-counted per invariant. With `SPEC_FSM_STRICT=1` a violation raises, otherwise it is logged.
+counted per invariant. A violation raises; `recovery.py` says what follows from that.
 
 The laws of a single launch (I1a, I2, I3, I16) are not here: `guard.py` checks them always.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +33,6 @@ class TensorChecks:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._lifecycle = controller.lifecycle
-        self._raises = os.environ.get("SPEC_FSM_STRICT") == "1"
         self._on_cuda = str(controller.worker.device).startswith("cuda")
 
     def _await_device(self) -> None:
@@ -43,13 +41,13 @@ class TensorChecks:
             torch.cuda.synchronize()
 
     def _expect(self, invariant: str, holds: bool, detail: str) -> None:
-        checks = self._lifecycle.checks
-        checks.count(invariant)
+        lifecycle = self._lifecycle
+        lifecycle.checks.count(invariant)
         if holds:
             return
-        checks.violated(invariant, detail)
-        if self._raises:
-            raise ShapeViolation(detail, mode=self._lifecycle.mode, invariant=invariant)
+        error = ShapeViolation(detail, mode=lifecycle.mode, invariant=invariant)
+        lifecycle.violated(error)
+        raise error
 
     def watch_graphs(self) -> None:
         """I12, I13 at every graph replay; nothing on a server without graphs."""
@@ -128,12 +126,7 @@ class TensorChecks:
         lifecycle, kv, row_id = self._lifecycle, req.kv, row_of(req)
         if row_id not in lifecycle.ledger or req.finished():
             return
-        try:
-            row = lifecycle.audit(row_id, kv.kv_committed_len, kv.kv_allocated_len)
-        except ShapeViolation:
-            if self._raises:
-                raise
-            return
+        row = lifecycle.audit(row_id, kv.kv_committed_len, kv.kv_allocated_len)
         if lifecycle.mode in (Mode.PLAIN, Mode.RESEEDING) and not row.lost:
             # What the device holds is as of the launches, the row as of the settled results.
             expected = row.committed + self._plain_in_flight - lifecycle.gap(row_id)

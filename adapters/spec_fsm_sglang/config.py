@@ -27,6 +27,7 @@ _WHOLE: Final = {
     "stash_width": (2, 1 << 20),
     "flush_every": (0, 1 << 20),
     "slice_tokens": (1, 1 << 20),
+    "max_violations": (1, 1 << 16),
 }
 """Whole numbers, with the smallest and the largest accepted."""
 
@@ -41,6 +42,7 @@ _CHOICES: Final = {
     "strategy": ("auto", "bulk", "extend", "warm", "cold"),
     "lost_rows": ("plain", "rerun"),
     "late_refusal": ("exit", "restart"),
+    "on_violation": ("recover", "raise"),
 }
 
 
@@ -68,6 +70,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         with an error 400; otherwise they are only counted.
     trace: file for the trace, or None.
     checks: evaluate the invariants that look into tensors at every step (slow).
+    on_violation: after a violated law `recover` retracts all requests, so that they are prefilled
+        again, and goes on in PLAIN; `raise` ends the server, as `SPEC_FSM_STRICT=1` does.
+    max_violations: with this many violations PLAIN stays until an operator pins `auto`; a request
+        that was retracted for as many and meets one more fails.
+    flight_dir: folder of the flight records; None is `SPEC_FSM_FLIGHT_DIR`, else the system's
+        folder for temporary files.
     """
 
     disable_above: int
@@ -84,6 +92,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     refuse_differing: bool = False
     trace: str | None = None
     checks: bool = False
+    on_violation: Literal["recover", "raise"] = "recover"
+    max_violations: int = 3
+    flight_dir: str | None = None
 
     @classmethod
     def load(cls, path: Path, **overrides: object) -> Config:
@@ -193,7 +204,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def _check(name: str, value: object) -> None:
     """Raises ConfigError when `value` cannot stand for the key `name`."""
-    if value is None and name in ("enable_at", "stash_width", "stash_share", "trace"):
+    if value is None and name in ("enable_at", "stash_width", "stash_share", "trace", "flight_dir"):
         return
     if name in _WHOLE:
         low, high = _WHOLE[name]
@@ -207,7 +218,7 @@ def _check(name: str, value: object) -> None:
             _refuse(name, value, ", ".join(_CHOICES[name]))
     elif name == "stash_share":
         _check_share(name, value)
-    elif name == "trace":
+    elif name in ("trace", "flight_dir"):
         _check_path(name, value)
     elif not isinstance(value, bool):
         _refuse(name, value, "true, false")

@@ -34,6 +34,7 @@ from spec_fsm_sglang.load import Load
 from spec_fsm_sglang.mode_log import ModeLog
 from spec_fsm_sglang.operator_pin import OperatorPin, Order, Refused
 from spec_fsm_sglang.ownership import STRICT
+from spec_fsm_sglang.recovery import Recovery
 from spec_fsm_sglang.rows import RowIds, last_row_of, row_of, rows_of
 from spec_fsm_sglang.sampling import DifferingRequests
 
@@ -82,24 +83,33 @@ class Controller:
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.pins = OperatorPin(policy.pin)
         self.tracing = sink is not None
-        self.worker = worker
+        self.worker, self.config = worker, config
         self._rows = RowIds()
-        self.settle_first = False
-        self.settled_first = False
-        self._next: Plan | None = None
-        self._load = Load()
+        self.settling_plain = False
+        self.in_flight_at_drain = 0
+        self._begin()
         self.differing = DifferingRequests(refuse=config.refuse_differing)
         self._mode_log: ModeLog | None = None
         if get_parallel().tp_rank == 0:
             self._mode_log = ModeLog(self._describe_load)
-        self._leaving: Req | None = None
-        self._drained = False
-        self.settling_plain = False
-        self.in_flight_at_drain = 0
         self.lifecycle.on_change = self._changed
+        self.recovery = Recovery(self, config)
         STRICT.mode_of = lambda: self.lifecycle.mode
         checked = config.checks or os.environ.get("SPEC_FSM_STRICT") == "1"
         self.checks = TensorChecks(self) if checked else None
+
+    def _begin(self) -> None:
+        self.settle_first = False
+        self.settled_first = False
+        self._next: Plan | None = None
+        self._load = Load()
+        self._leaving: Req | None = None
+        self._drained = False
+
+    def restart(self) -> None:
+        """Forget all that was planned and counted; no request holds KV."""
+        self._begin()
+        self.lifecycle.restart()
 
     # Once per scheduler iteration
 
@@ -316,7 +326,8 @@ class Controller:
 
     def pin_changed(self) -> None:
         """The operator's pin is another one, or ended."""
-        self.lifecycle.pin = pin = self.pins.current
+        pin = self.pins.current
+        self.recovery.pinned(pin, released=self.pins.ordered and pin is Pin.AUTO)
         left = self.pins.left
         until = "" if left is None else f" for {left:.0f} s"
         logger.info("spec-fsm: pinned %s%s", pin.name, until)
@@ -336,6 +347,7 @@ class Controller:
             "transitions": edges,
             "checks": lifecycle.checks.as_dict(),
             "violations": sum(lifecycle.checks.violations.values()),
+            **self.recovery.status(),
             "in_flight_at_drain": self.in_flight_at_drain,
             "switch_off_count": edges.get("DRAINING->PLAIN", 0),
             "switch_on_count": edges.get("RESEEDING->SPEC", 0),

@@ -13,6 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.spec_info import SpecInputType
 
 from spec_fsm import Hidden, Phase, ShapeViolation, SpecInfo
+from spec_fsm_sglang.recoverable import passes_on
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ def _numel(tensor: torch.Tensor | None) -> int:
 def _wrap(runner: ModelRunner, check: Any) -> None:
     forward = runner.forward
 
+    @passes_on
     def guarded(forward_batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         check(forward_batch)
         return forward(forward_batch, *args, **kwargs)

@@ -13,6 +13,8 @@ from sglang.srt.plugins.hook_registry import HookType
 from spec_fsm import Action
 from spec_fsm_sglang import compat, operator_pin, start, weight_updates
 from spec_fsm_sglang.decode_log import report_without_acceptance
+from spec_fsm_sglang.recoverable import passes_on
+from spec_fsm_sglang.recovery import VOID, cut
 from spec_fsm_sglang.sampling import eagle_sample
 
 if TYPE_CHECKING:
@@ -37,58 +39,115 @@ def controller_of(worker: Any) -> Controller | None:
     return getattr(worker, "spec_fsm", None)
 
 
+@passes_on
 def get_next_batch_to_run(original: Callable[..., Any], scheduler: Any, **kwargs: Any) -> Any:
-    """A boundary: the policy sees the load of the batch just chosen."""
+    """A boundary: recover if that is due; the policy sees the load of the batch just chosen."""
     controller = controller_of(scheduler.model_worker)
     if controller is None:
         return original(scheduler, **kwargs)
-    controller.before_choice(scheduler)
+    recovery = controller.recovery
+    if recovery.due is None:
+        try:
+            controller.before_choice(scheduler)
+        except Exception as error:
+            recovery.caught(error)
+    if recovery.due is not None:
+        kwargs = recovery.recover(scheduler)
     plan = original(scheduler, **kwargs)
-    controller.boundary(scheduler, plan)
+    try:
+        controller.boundary(scheduler, plan)
+    except Exception as error:
+        recovery.caught(error)
+    if recovery.hold > 0 and plan.batch_to_run is not None:
+        recovery.tick()
     return plan
 
 
+@passes_on
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
     """The running batch is about to decode: lost rows may be sent back to the queue first."""
     controller = controller_of(scheduler.model_worker)
     if controller is not None:
-        controller.before_update(scheduler, batch)
+        try:
+            controller.before_update(scheduler, batch)
+        except Exception as error:
+            controller.recovery.caught(error)
     return original(scheduler, batch)
 
 
+@passes_on
 def is_disable_overlap_for_batch(
     original: Callable[..., bool], scheduler: Any, batch: Any, **kwargs: Any
 ) -> bool:
     """DRAINING: the result in flight is processed before this decode batch is launched."""
     controller = controller_of(scheduler.model_worker)
-    if controller is not None and controller.must_settle_first(scheduler, batch):
-        return True
+    if controller is not None:
+        try:
+            if controller.must_settle_first(scheduler, batch):
+                return True
+        except Exception as error:
+            controller.recovery.caught(error)
     return original(scheduler, batch, **kwargs)
 
 
+@passes_on
 def run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any) -> Any:
-    """A launch: after a drain, without the rows that ended in it."""
+    """A launch, after a drain without the rows that ended in it; none while a recovery is due."""
     controller = controller_of(scheduler.model_worker)
-    if controller is not None:
+    if controller is None:
+        return original(scheduler, batch, *args)
+    if controller.recovery.due is not None:
+        return VOID
+    try:
         controller.before_run(batch)
-    return original(scheduler, batch, *args)
+        return original(scheduler, batch, *args)
+    except Exception as error:
+        return controller.recovery.launch_failed(error)
 
 
+@passes_on
+def process_batch_result(
+    original: Callable[..., Any], scheduler: Any, batch: Any, result: Any
+) -> Any:
+    """A result, if there is one: what was not launched has none."""
+    return None if result is VOID else original(scheduler, batch, result)
+
+
+@passes_on
 def resolve_spec_v2_tokens(
     original: Callable[..., list[list[int]]], processor: Any, result: Any, batch: Any
 ) -> list[list[int]]:
     """The tokens a decode result commits; a plain result is no verify round and not counted so.
 
-    Mirrors the commit rules of SGLang's `_resolve_spec_v2_tokens` for one token a request: a
-    request that finished or was retracted commits nothing, a grammar keeps what it accepts.
+    They are committed whatever the lifecycle says of the result: they were computed.
     """
     controller = controller_of(processor.model_worker)
     if controller is None:
         return original(processor, result, batch)
-    controller.settled(batch, result)
+    recovery = controller.recovery
+    if recovery.due is None:
+        try:
+            controller.settled(batch, result)
+        except Exception as error:
+            recovery.caught(error)
+    if recovery.loose:
+        return recovery.nothing_committed(batch)
     controller.settling_plain = getattr(result, "spec_fsm_action", None) is Action.PLAIN
     if not controller.settling_plain:
         return original(processor, result, batch)
+    try:
+        return plain_tokens(processor, result, batch)
+    except Exception as error:
+        recovery.caught(error)
+        return recovery.nothing_committed(batch)
+
+
+def plain_tokens(processor: Any, result: Any, batch: Any) -> list[list[int]]:
+    """The tokens that a plain result commits, one a request.
+
+    Mirrors the commit rules of SGLang's `_resolve_spec_v2_tokens`: a request that finished or was
+    retracted commits nothing, a grammar keeps what it accepts.
+    """
     processor.advance_grammar_fsm(result, batch)
     tokens = [[token] for token in result.next_token_ids.tolist()]
     for i, req in enumerate(batch.reqs):
@@ -135,7 +194,10 @@ def get_internal_state(result: Any, state: Any, *_args: Any, **_kwargs: Any) -> 
     """`/server_info` shows the lifecycle under `spec_fsm`."""
     controller = controller_of(state.scheduler.model_worker)
     if controller is not None:
-        result.internal_state["spec_fsm"] = controller.status()
+        try:
+            result.internal_state["spec_fsm"] = controller.status()
+        except Exception as error:
+            controller.recovery.caught(error)
     return result
 
 
@@ -163,7 +225,10 @@ def flush_cache(result: bool, scheduler: Any, *_args: Any, **_kwargs: Any) -> bo
     """The prefix cache was emptied (SGLang does it only when nothing runs)."""
     controller = controller_of(scheduler.model_worker)
     if controller is not None and result:
-        controller.lifecycle.cache_flushed()
+        try:
+            controller.lifecycle.cache_flushed()
+        except Exception as error:
+            controller.recovery.caught(error)
     return result
 
 
@@ -189,14 +254,29 @@ def watch_prefix_cache(scheduler: Any, controller: Controller) -> None:
     core = getattr(tree_cache, "tree_core", tree_cache)
     boundary_tokens = int(getattr(core, "is_eagle", False))
 
+    recovery = controller.recovery
+
+    @passes_on
     def cut_checkpoint(req: Any, *, up_to: int, **kwargs: Any) -> Any:
-        allowed = controller.insertable(req, up_to, boundary_tokens)
-        if controller.checks is not None:
-            controller.checks.at_insert(req, allowed - boundary_tokens)
+        allowed = up_to
+        if recovery.due is None:
+            try:
+                allowed = controller.insertable(req, up_to, boundary_tokens)
+                if controller.checks is not None:
+                    controller.checks.at_insert(req, allowed - boundary_tokens)
+            except Exception as error:
+                recovery.caught(error)
+        if recovery.due is not None:
+            allowed = cut(req, up_to)
         return checkpoint(req, up_to=allowed, **kwargs)
 
+    @passes_on
     def note_release(req: Any, **kwargs: Any) -> Any:
-        controller.left(req)
+        if recovery.due is None:
+            try:
+                controller.left(req)
+            except Exception as error:
+                recovery.caught(error)
         return on_release(req, **kwargs)
 
     tree_cache.checkpoint = cut_checkpoint
@@ -216,12 +296,26 @@ def init_scheduler(result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> 
     return result
 
 
+@passes_on
+def run_event_loop(original: Callable[..., Any], scheduler: Any) -> Any:
+    """The scheduler's loop: what ends it leaves a flight record."""
+    try:
+        return original(scheduler)
+    except Exception as error:
+        controller = controller_of(scheduler.model_worker)
+        if controller is not None:
+            controller.recovery.records.crashed(error)
+        raise
+
+
 SCHEDULER_HOOKS: tuple[Hook, ...] = (
     (f"{_SCHEDULER}.__init__", init_scheduler, HookType.AFTER),
     (f"{_SCHEDULER}.get_next_batch_to_run", get_next_batch_to_run, HookType.AROUND),
     (f"{_SCHEDULER}.update_running_batch", update_running_batch, HookType.AROUND),
     (f"{_SCHEDULER}.is_disable_overlap_for_batch", is_disable_overlap_for_batch, HookType.AROUND),
     (f"{_SCHEDULER}.run_batch", run_batch, HookType.AROUND),
+    (f"{_SCHEDULER}.process_batch_result", process_batch_result, HookType.AROUND),
+    (f"{_SCHEDULER}.run_event_loop", run_event_loop, HookType.AROUND),
     (f"{_RESULTS}._resolve_spec_v2_tokens", resolve_spec_v2_tokens, HookType.AROUND),
     (f"{_SCHEDULER}._add_request_to_queue", add_request_to_queue, HookType.AROUND),
     (f"{_VERIFY}.eagle_sample", eagle_sample, HookType.AROUND),

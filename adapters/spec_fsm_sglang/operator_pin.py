@@ -99,6 +99,8 @@ class OperatorPin:
     def __init__(self, pin: Pin, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.lasting = pin
+        self.ordered = False
+        """Whether the last change was a new pin; it may also have ended, or been taken back."""
         self._passing: tuple[Pin, float] | None = None
         """A pin with an end, and when that is."""
         self._number = 0
@@ -119,6 +121,7 @@ class OperatorPin:
 
     def obey(self, order: Order) -> bool:
         """Apply an order; False where the pin it takes back is not the last one."""
+        self.ordered = order.undo is None
         if order.undo is not None:
             if order.undo != self._id or self._before is None:
                 return False
@@ -137,7 +140,7 @@ class OperatorPin:
         """The time of pin `number` is over; False where another one holds by now."""
         if number != self._number or self._passing is None:
             return False
-        self._passing = None
+        self._passing, self.ordered = None, False
         self._number += 1
         return True
 

@@ -71,6 +71,18 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     f"{_SCHEDULER}.update_running_batch": ("self", "batch"),
     f"{_SCHEDULER}.run_batch": ("self", "batch", "pp_proxy_tensors"),
     f"{_SCHEDULER}._forward_isolation": ("self", "batch", "overlap"),
+    f"{_SCHEDULER}.process_batch_result": ("self", "batch", "result"),
+    f"{_SCHEDULER}.run_event_loop": ("self",),
+    f"{_SCHEDULER}.process_pending_chunked_abort": ("self",),
+    f"{_SCHEDULER}._release_aborted_request": ("self", "req"),
+    f"{_SCHEDULER}.send_abort_output": ("self", "abort_req", "req"),
+    "sglang.srt.managers.scheduler._make_abort_req": ("req", "finished_reason"),
+    "sglang.srt.managers.schedule_batch.release_req": (
+        "req", "remaing_req_count", "req_to_token_pool", "token_to_kv_pool_allocator",
+        "tree_cache", "hisparse_coordinator", "offload_kv",
+    ),
+    "sglang.srt.mem_cache.common.release_kv_cache": ("req", "tree_cache", "checkpoint"),
+    "sglang.srt.disaggregation.utils.prepare_abort": ("req", "error_message", "status_code"),
     f"{_RESULTS}._resolve_spec_v2_tokens": ("self", "result", "batch"),
     f"{_RESULTS}.advance_grammar_fsm": ("self", "result", "batch"),
     f"{_METRICS}.update_spec_metrics": (
@@ -214,10 +226,11 @@ ATTRIBUTES: dict[str, str] = {
     "sglang.srt.environ.Envs": "SGLANG_RUST_SERVER SGLANG_HTTP_SERVER_APP_PATH",
     _SCHEDULER: "model_worker result_queue running_batch last_batch tree_cache req_to_token_pool "
     "token_to_kv_pool_allocator page_size future_map invariant_checker pool_stats_observer "
-    "max_running_requests",
-    f"{_BATCH}.ScheduleBatch": "reqs forward_mode spec_info seq_lens seq_lens_cpu seq_lens_sum "
+    "max_running_requests chunked_req waiting_queue hisparse_coordinator cur_batch_for_debug "
+    "forward_ct",
+    f"{_BATCH}.ScheduleBatch": "batch_is_full reqs forward_mode spec_info seq_lens seq_lens_cpu seq_lens_sum "
     "req_pool_indices chunked_req has_grammar enable_overlap input_ids out_cache_loc",
-    f"{_BATCH}.Req": "rid finished_reason is_retracted grammar output_ids origin_input_ids "
+    f"{_BATCH}.Req": "rid to_finish finished_reason is_retracted grammar output_ids origin_input_ids "
     "extend_end kv",
     f"{_BATCH}.ReqKvInfo": "kv_committed_len kv_allocated_len cache_protected_len req_pool_idx "
     "holds_kv",

@@ -93,7 +93,10 @@ def message(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
     for _, runner in manager.tp_worker.weight_update_runners():
         written |= vars(runner).pop("spec_fsm_written", False)
     if not on_all_ranks(not written):
-        controller.lifecycle.weights_changed()
+        try:
+            controller.lifecycle.weights_changed()
+        except Exception as error:
+            controller.recovery.caught(error)
     return result
 
 

@@ -29,6 +29,7 @@ from spec_fsm_sglang.failures import is_mistake, mistake
 from spec_fsm_sglang.guard import LaunchGuard
 from spec_fsm_sglang.host_lengths import HostLengths
 from spec_fsm_sglang.ranks import on_all_ranks
+from spec_fsm_sglang.recoverable import passes_on
 from spec_fsm_sglang.rows import name_next_token
 from spec_fsm_sglang.stash import Stash, fit
 
@@ -144,6 +145,7 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if self.spec_fsm is not None and self.spec_fsm.checks is not None:
             self.spec_fsm.checks.watch_graphs()
 
+    @passes_on
     def forward_batch_generation(
         self,
         batch: ScheduleBatch,
@@ -161,9 +163,13 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if batch.forward_mode.is_extend():
             name_next_token(batch)
             result = super().forward_batch_generation(batch, on_publish)
-            self.stash.joined(batch.req_pool_indices, batch.seq_lens)
-            fsm.prefilled(batch)
-            self._warm()
+            try:
+                self.stash.joined(batch.req_pool_indices, batch.seq_lens)
+                fsm.prefilled(batch)
+                self._warm()
+            except Exception as error:
+                # The launch is a right one: its requests keep their token.
+                fsm.recovery.caught(error)
             return result
         plan = fsm.plan_decode(batch)
         if plan.action is Action.RESEED and not self._reseed(fsm, batch, plan):
@@ -173,7 +179,10 @@ class SpecFsmEagleWorker(EAGLEWorkerV2):  # type: ignore[misc]
         else:
             batch.spec_fsm = True  # `sampling.eagle_sample` asks for it
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier)
-        fsm.launched(batch, plan, result)
+        try:
+            fsm.launched(batch, plan, result)
+        except Exception as error:
+            fsm.recovery.caught(error)
         return result
 
     def _warm(self) -> None:
