@@ -228,10 +228,10 @@ ATTRIBUTES: dict[str, str] = {
     "token_to_kv_pool_allocator page_size future_map invariant_checker pool_stats_observer "
     "max_running_requests chunked_req waiting_queue hisparse_coordinator cur_batch_for_debug "
     "forward_ct",
-    f"{_BATCH}.ScheduleBatch": "batch_is_full reqs forward_mode spec_info seq_lens seq_lens_cpu seq_lens_sum "
-    "req_pool_indices chunked_req has_grammar enable_overlap input_ids out_cache_loc",
-    f"{_BATCH}.Req": "rid to_finish finished_reason is_retracted grammar output_ids origin_input_ids "
-    "extend_end kv",
+    f"{_BATCH}.ScheduleBatch": "reqs forward_mode spec_info seq_lens seq_lens_cpu seq_lens_sum "
+    "req_pool_indices batch_is_full chunked_req has_grammar enable_overlap input_ids out_cache_loc",
+    f"{_BATCH}.Req": "rid finished_reason is_retracted grammar output_ids origin_input_ids "
+    "extend_end to_finish kv",
     f"{_BATCH}.ReqKvInfo": "kv_committed_len kv_allocated_len cache_protected_len req_pool_idx "
     "holds_kv",
     f"{_BATCH}.FINISH_ABORT": "to_json",
