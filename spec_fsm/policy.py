@@ -107,7 +107,7 @@ class Policy:
             for name in ("event", "calm")
         )
         if event < calm:
-            cls.calm = _never_calm  # type: ignore[method-assign]
+            cls.calm = _never_calm  # type: ignore[method-assign, assignment]
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
