@@ -227,11 +227,12 @@ ATTRIBUTES: dict[str, str] = {
     _SCHEDULER: "model_worker result_queue running_batch last_batch tree_cache req_to_token_pool "
     "token_to_kv_pool_allocator page_size future_map invariant_checker pool_stats_observer "
     "max_running_requests chunked_req waiting_queue hisparse_coordinator cur_batch_for_debug "
-    "forward_ct",
+    "forward_ct spec_algorithm",
     f"{_BATCH}.ScheduleBatch": "reqs forward_mode spec_info seq_lens seq_lens_cpu seq_lens_sum "
-    "req_pool_indices batch_is_full chunked_req has_grammar enable_overlap input_ids out_cache_loc",
+    "req_pool_indices batch_is_full chunked_req has_grammar enable_overlap input_ids out_cache_loc "
+    "sampling_info chunked_req_next_prompt_token",
     f"{_BATCH}.Req": "rid finished_reason is_retracted grammar output_ids origin_input_ids "
-    "extend_end to_finish kv",
+    "extend_end to_finish kv retracted_stain sampling_params",
     f"{_BATCH}.ReqKvInfo": "kv_committed_len kv_allocated_len cache_protected_len req_pool_idx "
     "holds_kv",
     f"{_BATCH}.FINISH_ABORT": "to_json",
@@ -243,7 +244,10 @@ ATTRIBUTES: dict[str, str] = {
     "sglang.srt.layers.logits_processor.LogitsProcessorOutput": "hidden_states "
     "next_token_logprobs",
     _RESULTS: "model_worker",
-    _METRICS: "scheduler spec_num_forward_ct spec_total_num_forward_ct",
+    _METRICS: "scheduler spec_num_forward_ct spec_total_num_forward_ct forward_ct_decode "
+    "decode_log_interval current_scheduler_metrics_enabled metrics_collector",
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo": "has_custom_logit_processor",
+    "sglang.srt.speculative.eagle_info.EagleVerifyInput": "draft_token_num",
     _WEIGHTS: "draft_worker tp_worker",
     _UPDATER: "get_model get_model_runner",
     "sglang.srt.lora.lora_manager.LoRAManager": "lora_backend max_bs_in_decode_cuda_graph",
