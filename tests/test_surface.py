@@ -195,30 +195,38 @@ def _defined_here() -> set[str]:
 def _of_python_and_torch() -> set[str]:
     """What tensors, Python's own objects and the imported modules have."""
     import asyncio
+    import collections
     import contextlib
+    import datetime
     import errno
+    import http
     import json
     import logging
     import multiprocessing.process
     import os
     import pathlib
+    import platform
     import re
     import socket
     import sys
+    import tempfile
     import time
+    import traceback
     import types
 
+    import msgspec
     import triton
 
     modules = (asyncio, ast, builtins, errno, inspect, json, logging, os, pathlib, pkgutil, re,
                socket, sys, time, torch, torch.cuda, torch.distributed, torch.nn.functional, triton,
-               triton.language)  # fmt: skip
+               triton.language, msgspec, platform, tempfile, traceback)  # fmt: skip
     things = (torch.Tensor, torch.Size, torch.cuda.Event, torch.cuda.Stream, Path, str, dict, list,
               tuple, set, int, BaseException, OSError, SystemExit, type, object, logging.Logger,
               inspect.Signature, len, lambda: None, (lambda: None).__code__, socket.socket,
               torch.distributed.ReduceOp, sys._getframe(), os.environ, asyncio.Future,
               contextlib.ExitStack, multiprocessing.process.BaseProcess, re.compile(""),
-              types.CellType, torch.nn.Linear(1, 1))  # fmt: skip
+              types.CellType, torch.nn.Linear(1, 1), collections.deque, datetime.datetime,
+              http.HTTPStatus)  # fmt: skip
     found = set(dir(torch.accelerator)) | set(dir(torch.nn.Module))
     for thing in (*modules, *things):
         found |= set(dir(thing))

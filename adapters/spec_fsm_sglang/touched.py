@@ -218,7 +218,7 @@ ATTRIBUTES: dict[str, str] = {
     "enable_http_worker_reuseport speculative_draft_model_path speculative_draft_model_revision "
     "speculative_algorithm speculative_eagle_topk encoder_only smg_grpc_mode use_ray "
     "cuda_graph_config disable_overlap_schedule dp_size max_total_tokens",
-    f"{_CONTEXT}.RuntimeContext": "server_args",
+    f"{_CONTEXT}.RuntimeContext": "server_args resolved_server_args_dict",
     f"{_CONTEXT}.ParallelContext": "tp_group tp_rank dp_rank",
     "sglang.srt.distributed.parallel_state.GroupCoordinator": "world_size cpu_group",
     "sglang.srt.configs.model_config.ModelConfig": "is_hybrid_swa hidden_size",
