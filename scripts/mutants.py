@@ -1,12 +1,12 @@
 """Mutation testing of `spec_fsm/`: runs mutmut, and writes `docs/mutants.md`.
 
-    .venv/bin/python -m scripts.mutants [--jobs 2] [--keep FOLDER]
+    .venv/bin/python -m scripts.mutants [--jobs 2] [--keep FOLDER] [--ending 7]
 
 mutmut changes one thing in a function at a time and runs the tests `tests/test_core_*.py`, which
 take seconds. It runs in a copy of what they need, in an environment of its own beside the shared
 one (mutmut is needed by nothing else, and would make every clone install anew). Exit code 1 if
 fewer than 95 % of the mutants are killed, or if one survives that `scripts/mutants.toml` does not
-explain.
+explain. With `--ending 7` only those whose number ends so are tried, a tenth: no page is written.
 """
 
 from __future__ import annotations
@@ -145,11 +145,12 @@ def forget_survivors(folder: Path) -> None:
         path.write_text(json.dumps(kept))
 
 
-def exit_codes(folder: Path) -> dict[str, int]:
-    """What the tests ended with, by mutant."""
+def exit_codes(folder: Path, ending: str) -> dict[str, int]:
+    """What the tests ended with, by mutant whose name ends so."""
     codes: dict[str, int] = {}
     for path in sorted(folder.glob("mutants/spec_fsm/*.meta")):
-        codes |= json.loads(path.read_text())["exit_code_by_key"]
+        found = json.loads(path.read_text())["exit_code_by_key"]
+        codes |= {name: code for name, code in found.items() if name.endswith(ending)}
     missing = [name for name, code in codes.items() if code is None]
     if missing or not codes:
         raise SystemExit(f"mutants: {len(missing)} of {len(codes)} were not tried")
@@ -241,6 +242,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="work here, and try only what is new or survived")
+    parser.add_argument("--ending", default="", help="try those whose number ends so, no page")
     chosen = parser.parse_args()
     folder = chosen.keep or Path(tempfile.mkdtemp(prefix="mutants-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -249,13 +251,15 @@ def main() -> int:
     run = [str(python())]
     os.environ["OMP_NUM_THREADS"] = "1"
     command = [*run, "-m", "mutmut", "run", "--max-children", str(chosen.jobs)]
+    command += [f"*__mutmut_*{chosen.ending}"] if chosen.ending else []
     subprocess.run(command, cwd=folder, check=True)
-    codes = exit_codes(folder)
+    codes = exit_codes(folder, chosen.ending)
     survived = [name for name, code in codes.items() if code not in KILLED]
     killed = killed_afresh(run, folder, survived)
     survivors = [shown(run, folder, name) for name in survived if name not in killed]
     text, unexplained = page(codes, survivors)
-    PAGE.write_text(text, encoding="utf-8")
+    if not chosen.ending:
+        PAGE.write_text(text, encoding="utf-8")
     rate = 100 * (len(codes) - len(survivors)) / len(codes)
     print(f"mutants: {len(codes)}, {rate:.1f} % killed, {len(unexplained)} not explained")
     if chosen.keep is None:

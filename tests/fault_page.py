@@ -19,7 +19,8 @@ mode and phase matrix. `UnownedWrite` is strict ownership. The others are the fu
 a gap with that of a request prefilled up to the same point, `seeds` compares each tensor that a
 reseed relays, row by row, with those of twins that were prefilled, `answers` holds every token
 against the model's own greedy path, `new weights` counts the rows that have to be lost, `operator`
-sets pins and reads the state as a request does. `SGLang` is SGLang's own check of an idle server.
+sets pins and reads the state as a request does, `metrics` counts verify rounds. `SGLang` is its own
+check of an idle server.
 
 | fault | what is wrong | overlap | caught by | event |
 |---|---|---|---|---|

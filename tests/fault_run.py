@@ -33,7 +33,7 @@ FSM = {
 POOL = {"max_total_tokens": 2000, "chunked_prefill_size": 64, "max_running_requests": 16}
 NONE = "none"
 Play = Callable[[World, str], dict[str, Any]]
-HANGS = 60
+HANGS = 180
 """Seconds after which a child is ended."""
 
 HISTORY: list[Event] = [
@@ -101,19 +101,25 @@ def main() -> None:
     """Every fault of one configuration."""
     kind, target, *chosen = sys.argv[1:]
     overlap = kind == "overlap"
-    config = Configuration({**TREE, **POOL, "overlap": overlap}, FSM, traced=False)
-    world = start(config, Path(tempfile.mkdtemp()))
-    # A fork cannot compile grammars, whose compiler has threads; so a flush shall keep them.
-    world.scheduler.grammar_manager.grammar_backend.reset = lambda: None
-    world.run(HISTORY)
+    world = warm(kind)
     names = chosen or [name for name, fault in known().items() if fault.overlap is overlap]
-    torch.set_num_threads(1)  # a fork has no threads of OpenMP's
     found = {}
     for name in [NONE, *names]:
         found[name] = in_fork(world, name)
         Path(target).write_text(json.dumps(found), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)
+
+
+def warm(kind: str) -> World:
+    """A running engine, of which each fork plays one fault."""
+    config = Configuration({**TREE, **POOL, "overlap": kind == "overlap"}, FSM, traced=False)
+    world = start(config, Path(tempfile.mkdtemp()))
+    # A fork cannot compile grammars, whose compiler has threads; so a flush shall keep them.
+    world.scheduler.grammar_manager.grammar_backend.reset = lambda: None
+    world.run(HISTORY)
+    torch.set_num_threads(1)  # a fork has no threads of OpenMP's
+    return world
 
 
 def in_fork(world: World, name: str, play: Play | None = None) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def in_fork(world: World, name: str, play: Play | None = None) -> dict[str, Any]
     return found
 
 
-def played(world: World, name: str) -> dict[str, Any]:
+def played(world: World, name: str, events: int | None = None) -> dict[str, Any]:
     """The check that caught the fault, or an empty one."""
     began = time.monotonic()
     restart_loop(world)
@@ -145,7 +151,12 @@ def played(world: World, name: str) -> dict[str, Any]:
         known()[name].put(world)
     try:
         for history in HISTORIES if name == NONE else [known()[name].history]:
-            world.run(HISTORIES[history])
+            if events is None or events == len(HISTORIES[history]):
+                world.run(HISTORIES[history])
+                continue
+            world.begin()
+            for event in HISTORIES[history][:events]:
+                world.do(*event)
     except Exception as error:
         caught, text = caught_by(error), f"{type(error).__name__}: {error}"
     else:
@@ -169,7 +180,7 @@ def caught_by(error: BaseException) -> str:
     """An invariant's id, an error's class, or the fuzzer's check by what it says."""
     if isinstance(error, Wrong):
         text = str(error)
-        for check in ("draft KV", "new weights", "rounds", "seeds", "operator"):
+        for check in ("draft KV", "new weights", "rounds", "seeds", "operator", "metrics"):
             if text.startswith(check):
                 return check
         return "answers" if "wrong answers" in text else "pool" if "idle with" in text else text

@@ -78,6 +78,7 @@ def host_lens_twice(world: World) -> None:
     def change(batch: Any) -> None:
         if batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+            batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
 
     wrap(world.fsm, "plan_decode", lambda plan, batch: (change(batch), plan(batch))[1])
 
@@ -226,13 +227,22 @@ def row_lost_at_the_end(world: World) -> None:
 @fault("a pin is taken, and nothing is pinned", "operator", history="operator")
 def pin_ignored(world: World) -> None:
     """The answer says yes."""
-    world.fsm.pin = lambda code: code in (0, 1, 2)
+    world.fsm.pins.obey = lambda order: True
 
 
 @fault("any number is a pin", "operator", history="operator")
 def pin_of_any_number(world: World) -> None:
     """3 is taken for 1."""
-    wrap(world.fsm, "pin", lambda pin, code: pin(int(code) % 2))
+    from spec_fsm_sglang import operator_pin
+
+    class Codes(dict[Any, Any]):
+        def __contains__(self, code: object) -> bool:
+            return True
+
+        def __missing__(self, code: float) -> Any:
+            return self[1]
+
+    operator_pin.PIN_CODES = Codes(operator_pin.PIN_CODES)
 
 
 @fault("the state shows the load's mode, not the lifecycle's", "operator", history="operator")
@@ -252,3 +262,20 @@ def half_applied(world: World) -> None:
         return set_internal_state(self, type(request)(server_args=pins))
 
     state.set_internal_state = around
+
+
+@fault("launches in flight at a drain are subtracted", "operator", history="operator")
+def drains_subtracted(world: World) -> None:
+    """A sign."""
+    wrap(world.fsm, "status", lambda status: {**status(), "in_flight_at_drain": -1})
+
+
+@fault("plain steps count as verify rounds", "metrics", history="answers")
+def plain_counted(world: World) -> None:
+    """SGLang's acceptance would sink with every plain step."""
+    reporter = world.scheduler.metrics_reporter
+
+    def change(batch: Any) -> None:
+        reporter.spec_num_forward_ct += len(batch.reqs)
+
+    _after_run(world, change)

@@ -25,6 +25,11 @@ def problem(world: World, code: int) -> str:
     for name, is_ in truth(world).items():
         if shown.get(name) != is_:
             return f"operator: {name} is shown as {shown.get(name)}, and is {is_}"
+    # Of each drain, the launches before the last one; with overlap one at most.
+    drains = sum(n for (_, _, to), n in world.lifecycle.transitions.items() if to == "DRAINING")
+    most = drains if world.config.engine["overlap"] else 0
+    if not 0 <= shown["in_flight_at_drain"] <= most:
+        return f"operator: {shown['in_flight_at_drain']} in flight at {drains} drains"
     return ""
 
 

@@ -43,3 +43,20 @@ class Played:
         reruns = operator.state(world)["reruns"] - world.reruns_before
         if reruns != retracted or (reruns > 0) != lost:
             raise Wrong(f"operator: {reruns} reruns are shown, {retracted} requests retracted")
+
+    def on_warm(self: Any, entries: int) -> None:
+        """Writes of draft KV are warmed, as on a server with graphs, and padded from here on."""
+        self.worker._cold_entries = entries
+        self.worker._warm()
+
+    def _rounds_counted(self: Any) -> tuple[int, int]:
+        """Verify rounds of single rows: those SGLang reports, and those that were settled."""
+        reporter = self.scheduler.metrics_reporter
+        reported = reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct
+        return reported, sum(self.accepted.values())
+
+    def _metrics_are_of_rounds(self: Any) -> None:
+        """Plain steps are no verify rounds, and every round is one, in SGLang's metrics."""
+        (reported, settled), before = self._rounds_counted(), self._rounds_before
+        if reported - before[0] != settled - before[1]:
+            raise Wrong(f"metrics: {reported - before[0]} of {settled - before[1]} rounds")

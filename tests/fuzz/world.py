@@ -83,6 +83,7 @@ class World(Played):
         self.rounds.clear()
         self._since_begin = 0
         self.reruns_before = self.fsm.reruns
+        self._rounds_before = self._rounds_counted()
 
     # -- running events -------------------------------------------------------------------
 
@@ -189,8 +190,10 @@ class World(Played):
         """Empty the prefix cache; SGLang refuses while anything runs."""
         from sglang.srt.managers.io_struct import FlushCacheReqInput
 
+        self._metrics_are_of_rounds()
         self.engine.send(FlushCacheReqInput())
         self._step()
+        self._rounds_before = self._rounds_counted()  # a flush makes SGLang count anew
 
     def on_fail_rebuild(self, times: int) -> None:
         """The next `times` flushes and seeds raise."""

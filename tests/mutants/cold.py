@@ -31,7 +31,7 @@ def play_cold(setup: Setup, history: History) -> None:
         return
     from fuzz.process import finish, start
 
-    world = start(setup.configuration, Path(tempfile.mkdtemp()), traced=True)
+    world = start(history.start or setup.configuration, Path(tempfile.mkdtemp()), traced=True)
     history.play(world)
     finish(world)
     check_trace(world)
@@ -63,7 +63,8 @@ def check_settings(world: Any) -> None:
             "seed_ahead": engine["num_draft_tokens"] if engine["overlap"] else 0,
         },
         "shape": {"topk": engine["topk"], "num_steps": engine["steps"],
-                  "num_draft_tokens": engine["num_draft_tokens"], "page_size": 1},
+                  "num_draft_tokens": engine["num_draft_tokens"],
+                  "page_size": engine.get("page_size", 1)},
     }
     for part, values in wanted.items():
         if start[part] != values:

@@ -30,15 +30,16 @@ class Setup:
 class History:
     """What is played over a setup. tests: run by pytest in its place.
 
-    only: modules of which this judges mutants, all if there are none.
+    only: modules of which this judges mutants, all if there are none.  start: a cold one's
+    configuration, where it is not the setup's.
     """
 
     name: str
     configuration: str
     events: list[Event] = field(default_factory=list)
     tests: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    start: Configuration | None = None
 
     def play(self, world: Any) -> None:
         """Over a running engine; raises what is wrong, and if the checks were not made."""
@@ -86,7 +87,8 @@ PINS: list[Event] = [
     ["idle", 0],
 ]
 RETURNS: list[Event] = [
-    ["seeds", 3], ["seeds", 9], ["rounds", 12, 6], ["fail_reseed", 5], ["fail_rebuild", 1],
+    ["warm", 24], ["seeds", 3], ["seeds", 9], ["rounds", 12, 6], ["fail_reseed", 5],
+    ["fail_rebuild", 1],
     *_many((9, 30, "greedy"), (5, 30, "greedy")),
     ["pin", 2], ["step", 9], ["pin", 0], ["step", 9], ["idle", 0],
 ]
@@ -153,9 +155,22 @@ HISTORIES = {
         History("returns, tree, serial", "tree-lost-rerun", RETURNS),
         History("from the start", "chain-overlap-start", [*SWITCH, *LOST]),
         History(
+            "from the start, serial", "chain-overlap-start", [*SWITCH[:5], *PINS],
+            start=Configuration(
+                {**TREE, **POOL, "overlap": False},
+                {**FSM, "pin": "auto", "dwell": 3, "strategy": "extend"},
+            ),
+        ),
+        History(
             "the start's own tests", "chain-overlap-start",
-            tests=("test_config.py", "test_compat.py", "test_stash.py", "test_host_lengths.py"),
-            only=("compat", "config", "host_lengths", "plugin", "running_cap", "stash"),
+            tests=(
+                "test_config.py", "test_compat.py", "test_stash.py", "test_host_lengths.py",
+                "test_operator_pin.py", "test_graphs.py", "test_cli.py::test_cap_problem",
+            ),
+            only=(
+                "compat", "config", "graph_state", "guard", "host_lengths", "operator_pin",
+                "plugin", "running_cap", "stash",
+            ),
         ),
     )
 }

@@ -5,8 +5,8 @@
 Two at a time. First every history alone: it has to be clean, and tells which lines it reaches.
 From these a few are chosen by the branches they add. A mutant is played over those that reach its
 line, the quickest first, until one catches it. `tests/mutants/explained.toml` says of every
-survivor why it is none or why it survives; the page is written from `docs/trials/adapter-mutants`.
-Exit code 1 below the bar, or if a survivor is not explained.
+survivor why it is none or why it survives; `tests/test_adapter_mutants.py` holds the record against
+the bar, and the page against both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mutants.histories import CONFIGURATIONS, HISTORIES
 from mutants.tree import Mutant
 
 MOST_HISTORIES = 6
-START_SECONDS = 240
-CLEAN_SECONDS = 120
+START_SECONDS = 900
+CLEAN_SECONDS = 400
 
 
 class Players:
@@ -163,7 +163,8 @@ def main() -> int:
     whole = not asked.first and not asked.only
     if whole:
         page.RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return page.judge(record, write=whole)
+    page.tell(record, write=whole)
+    return 0
 
 
 def last() -> dict[str, Any]:
