@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from spec_fsm import Action, Mode, ShapeViolation
+from spec_fsm import Action, Mode, ShapeViolation, laws
 from spec_fsm_sglang import graph_checks
 from spec_fsm_sglang.ownership import STRICT
 from spec_fsm_sglang.rows import last_row_of, row_of
@@ -175,6 +175,7 @@ class TensorChecks:
         # A plan counts as launched once decided, but for a reseed.
         in_flight = self._lifecycle.ledger.in_flight - (plan.action is not Action.RESEED)
         settled = in_flight == 0
+        self._room(batch, in_flight)
         for req, token in zip(batch.reqs, tokens, strict=True):
             # A row prefilled again after a retraction has outputs, but not the token in flight.
             known = len(req.origin_input_ids) + len(req.output_ids) > req.kv.kv_committed_len
@@ -184,6 +185,17 @@ class TensorChecks:
                 token >= 0 and (token == last or req.finished()),
                 f"{last_row_of(req)}: launched on {token}, last output token {last} "
                 f"({plan.action.name})",
+            )
+
+    def _room(self, batch: ScheduleBatch, in_flight: int) -> None:
+        """I5 of what comes: each row owns slots for this launch and the one result in flight."""
+        need = laws.alloc_len(self._lifecycle.shape)
+        for req in batch.reqs:
+            room = req.kv.kv_allocated_len - req.kv.kv_committed_len
+            self._expect(
+                "I5",
+                req.finished() or (in_flight <= 1 and room >= need * (in_flight + 1)),
+                f"{last_row_of(req)}: {room} slots for {in_flight + 1} launches of {need}",
             )
 
     def after_reseed(self, batch: ScheduleBatch) -> None:
