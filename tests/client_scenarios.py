@@ -137,10 +137,10 @@ def logged(live: Live) -> dict[str, Any]:
     from spec_fsm_sglang import mode_log
 
     decode = Lines("sglang.srt.managers.scheduler_components.metrics_reporter")
-    ours = Lines(mode_log.logger.name)
     reporter = live.scheduler.metrics_reporter
     settle(live)
     now = [100.0]
+    ours = Lines(mode_log.logger.name)
     log = live.fsm._mode_log
     # What the scenarios before left to be told is told under their clock, or never.
     log._modes, log._why, log._left_out, log.waiting = [], [], 0, False
