@@ -23,7 +23,8 @@ from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
 from spec_fsm.plan import Plan, StashConfig
 from spec_fsm.policy import Policy, PolicyConfig
 from spec_fsm.protocol import Engine, SeedError, decode_step
-from spec_fsm.trace import FileSink, ListSink, Sink, read_trace
+from spec_fsm.trace import ListSink, Sink, read_trace
+from spec_fsm.trace_file import FileSink
 
 __version__ = "0.1.0"
 

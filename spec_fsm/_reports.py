@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec_fsm.policy import Policy
     from spec_fsm.trace import Sink
 
-_LASTING = frozenset({"checks", "transitions", "on_change", "flight", "_note", "_trace"})
+_LASTING = frozenset({"checks", "transitions", "on_change", "flight", "_note", "_sink", "_trace"})
 """What `restart` keeps."""
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
@@ -35,17 +35,20 @@ class Reports(Figures):
 
     # -- membership -----------------------------------------------------------------------
 
-    def joined(self, rid: str, committed: int) -> None:
+    def joined(self, rid: str, committed: int, cached: int = 0) -> None:
         """PREFILLED: the last chunk of `rid` was launched; the row decodes from here on.
 
         Call it before the first decode launch that holds the row, with no plain launch between.
-        committed: positions of the prompt.  Raises IllegalEvent if `rid` is here already.
+        committed: positions of the prompt.  cached: those that this launch did not compute (from
+        the prefix cache or an earlier chunk), for the trace alone.  Raises IllegalEvent if `rid`
+        is here already.
         """
         if not self.ledger.join(rid):
             self._refuse(Event.PREFILLED, f"row {rid!r} joined already")
         self._one_row(1)
         if self._trace is not None:
-            self._event_line(Event.PREFILLED, self.mode, {"rid": rid, "committed": committed})
+            figures: dict[str, object] = {"committed": committed, "cached": cached}
+            self._event_line(Event.PREFILLED, self.mode, {"rid": rid, **figures})
         else:
             self._note((JOINED, rid, committed))
 
@@ -56,20 +59,23 @@ class Reports(Figures):
         if steady.plan is PLAIN_STEP:
             steady.rows_lo += change
 
-    def chunked(self, rid: str, length: int) -> None:
+    def chunked(self, rid: str, length: int, cached: int = 0) -> None:
         """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.
 
-        Raises IllegalEvent if `rid` decodes already.
+        cached: positions before the chunk, for the trace alone.  Raises IllegalEvent if `rid`
+        decodes already.
         """
         if rid in self.ledger:
             self._refuse(Event.PREFILLED_CHUNK, f"row {rid!r} joined already")
-        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, "committed": length})
+        figures: dict[str, object] = {"committed": length, "cached": cached}
+        self._event_line(Event.PREFILLED_CHUNK, self.mode, {"rid": rid, **figures})
 
-    def left(self, rid: str, event: Event) -> int:
+    def left(self, rid: str, event: Event, committed: int = 0) -> int:
         """FINISHED, RETRACTED or ABORTED: forget `rid`; returns its committed - covered.
 
         The caller cuts what it inserts into the prefix cache by that many positions (I15).  A
-        row that never joined gives 0.  Raises ConfigError for any other event.
+        row that never joined gives 0.  committed: positions of the row as the engine counts them,
+        for the trace alone.  Raises ConfigError for any other event.
         """
         if event not in LEAVING:
             msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
@@ -83,21 +89,22 @@ class Reports(Figures):
             if self.steady.absent:
                 self.steady.absent -= 1
         if self._trace is not None:
-            self._event_line(event, self.mode, {"rid": rid, "gap": gap})
+            figures: dict[str, object] = {"gap": gap, "committed": committed}
+            self._event_line(event, self.mode, {"rid": rid, **figures})
         else:
             self._note((LEFT, event, rid, gap))
         return gap
 
     def noted(self, event: Event, batch: int) -> None:
-        """ADMITTED, FILTERED or MERGED: the engine's batch holds `batch` rows now; trace only.
+        """ADMITTED, FILTERED or MERGED: the engine's batch holds `batch` rows now.
 
-        They move no counter: rows come by `joined` and go by `left`.  Raises ConfigError for any
-        other event.
+        An observation of the trace and nothing else: they move no counter, rows come by `joined`
+        and go by `left`.  Raises ConfigError for any other event.
         """
         if event not in NOTED:
             msg = f"event is {event.name}: accepted are ADMITTED, FILTERED, MERGED"
             raise ConfigError(msg)
-        self._event_line(event, self.mode, {"batch": batch})
+        self.observe(event.name, batch=batch)
 
     # -- what the engine reports ----------------------------------------------------------
 
@@ -138,7 +145,7 @@ class Reports(Figures):
         vars(self).update((name, fresh[name]) for name in fresh.keys() - _LASTING)
         if self._trace is not None:
             self.laws = NO_LAWS
-            self._trace.observed(self.mode, "restarted", {})
+            self._trace.observed(self._where(), "restarted", {})
         else:
             self._note((RESTARTED, time.monotonic_ns()))
         self._fire(Event.LOAD_ROSE, fields={"load": 0})
@@ -147,7 +154,7 @@ class Reports(Figures):
     def observe(self, kind: str, **facts: int) -> None:
         """Put a line of the engine's own figures into the trace; nothing else."""
         if self._trace is not None:
-            self._trace.observed(self.mode, kind, facts)
+            self._trace.observed(self._where(), kind, facts)
 
 
 __all__ = ["NOTED", "Reports"]

@@ -17,7 +17,7 @@ from spec_fsm.machine import ModeMachine
 from spec_fsm.modes import Action, Event, Mode
 from spec_fsm.ops import INT
 from spec_fsm.plan import Steady
-from spec_fsm.trace import Tracer
+from spec_fsm.trace import Settings, Tracer, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,9 +70,9 @@ class TableRunner:
         self.flight = Flight()
         """The last lines in memory, traced or not, for a flight record."""
         self._note = self.flight.note
-        self._trace = None if trace is None else Tracer(Both(trace, self.flight))
-        if self._trace is not None:
-            self._trace.start(shape, policy.config, stash)
+        self._sink = trace
+        settings = Settings(shape, policy.config, stash)
+        self._trace = None if trace is None else Tracer(Both(trace, self.flight), settings)
 
     @property
     def ledger(self) -> Ledger:
@@ -134,7 +134,7 @@ class TableRunner:
 
     def _refused_line(self, event: Event, reason: str) -> None:
         if self._trace is not None:
-            self._trace.refused(event, self.mode, reason)
+            self._trace.refused(self._where(), event, reason)
         else:
             self._note((REFUSED, event, self.mode, reason))
 
@@ -149,7 +149,7 @@ class TableRunner:
         invariant = getattr(error, "invariant", "") or type(error).__name__
         self.checks.violated(invariant, str(error))
         if self._trace is not None:
-            self._trace.violation(invariant, self.mode, str(error))
+            self._trace.violation(self.mode, invariant, str(error))
         else:
             self._note((VIOLATION, time.monotonic_ns(), invariant, self.mode, str(error)))
 
@@ -169,12 +169,28 @@ class TableRunner:
             self._event_line(event, mode, {"upper": plan.flush_upper, "lower": plan.flush_lower})
 
     def _event_line(self, event: Event, source: Mode, fields: dict[str, object]) -> None:
-        counts = (self.ledger.rows, self.ledger.unsettled)
         if self._trace is not None:
-            self._trace.event(event, (source, self.mode), counts, fields)
+            self._trace.event(event, self.mode, self._where(source), fields)
         else:
-            now = time.monotonic_ns()
+            now, counts = time.monotonic_ns(), (self.ledger.rows, self.ledger.unsettled)
             self._note((CHANGED, now, event, source, self.mode, *counts, fields))
+
+    def _where(self, mode: Mode | None = None) -> Where:
+        """Where the lifecycle stands, or stood in another `mode`; for the trace."""
+        ledger = self.ledger
+        mode = self.mode if mode is None else mode
+        return Where(mode, ledger.rows, ledger.unsettled, ledger.in_flight)
+
+    def close(self) -> None:
+        """End the trace, if there is one, with its last line; a second call does nothing.
+
+        Call it between two iterations.  A sink that has a `close` is closed.
+        """
+        if self._trace is not None:
+            self._trace.end(self._where(), self.policy.pin)
+            close = getattr(self._sink, "close", None)
+            if close is not None:
+                close()
 
 
 __all__ = ["NO_ARG", "Change", "TableRunner"]

@@ -83,7 +83,9 @@ class Lifecycle(Reports):
 
     @pin.setter
     def pin(self, value: Pin) -> None:
-        self.policy.pin = as_pin(value)
+        was, self.policy.pin = self.policy.pin, as_pin(value)
+        if self._trace is not None and self.policy.pin is not was:
+            self._trace.pinned(self._where(), self.policy.pin, was)
         self._calm = NOWHERE
         self.steady.left = -1
 
@@ -96,6 +98,8 @@ class Lifecycle(Reports):
         hold (a row is lost) is not made; `held` names the guard, and the next boundary asks
         again.
         """
+        if self._trace is not None:
+            self._trace.boundary(self._where(), load)
         calm = self._calm
         if calm[0] <= load <= calm[1]:
             return False
@@ -125,13 +129,14 @@ class Lifecycle(Reports):
             self._refused_line(event, guard)
         self._told = guard
 
-    def decide(self, load: int, rows: int) -> Plan:
+    def decide(self, load: int, rows: int, rids: Sequence[str] = ()) -> Plan:
         """`boundary`, `plan_decode` and `launched` in one call, for an iteration that decodes.
 
         The plan that comes back counts as launched, but for two: where `boundary` says to wait,
         one with `settle_first` (process every result in flight and ask again), and a RESEED,
         which the engine may still fail to carry out (`reseeded` and `launched`, or
-        `reseed_failed` and ask again).  Raises what the three raise.
+        `reseed_failed` and ask again).  rids: the rows in batch order, for the trace alone.
+        Raises what the three raise.
         """
         steady = self.steady
         if (
@@ -143,9 +148,9 @@ class Lifecycle(Reports):
             steady.left -= 1
             steady.issued += 1
             return steady.plan
-        return self._decide(load, rows)
+        return self._decide(load, rows, rids)
 
-    def _decide(self, load: int, rows: int) -> Plan:
+    def _decide(self, load: int, rows: int, rids: Sequence[str]) -> Plan:
         steady = self.steady
         if steady.left >= 0 and steady.lo <= load <= steady.hi and not steady.absent:
             plan = self._step_aside(steady, rows)
@@ -153,7 +158,7 @@ class Lifecycle(Reports):
                 return plan
         if self.boundary(load):
             return WAIT
-        plan = self.plan_decode(rows)
+        plan = self.plan_decode(rows, rids)
         if plan.action is not _ACT_RESEED:
             self.launched(plan.action, rows, plan)
             self._settle_down(rows)
@@ -209,7 +214,7 @@ class Lifecycle(Reports):
             steady.flush = self._periodic if self.stash.flush_every else None
             steady.rows_lo = steady.rows_hi = rows
 
-    def plan_decode(self, rows: int) -> Plan:
+    def plan_decode(self, rows: int, rids: Sequence[str] = ()) -> Plan:
         """What a decode batch of `rows` rows does; in DRAINING with nothing in flight, DRAINED.
 
         Raises IllegalLaunch in DRAINING while a result is in flight, and where `rows` cannot be
@@ -218,6 +223,7 @@ class Lifecycle(Reports):
         row taking part in every plain launch and in the RESEED.  The one exception is a row whose
         last token is in flight (SGLang 0.5.23 `Scheduler._reqs_finishing_inflight`): it may sit
         one out if it leaves before the next launch, and before a RESEED's result.
+        rids: the rows in batch order, for the trace alone.
         """
         departed = self._departed
         self.checks.plans += 1
@@ -225,7 +231,7 @@ class Lifecycle(Reports):
             self._wrong_rows(rows)
         plan = SPECULATE if self.mode is _SPEC else self._plan_unspeculative()
         if self._trace is not None:
-            self._trace.plan(plan, rows)
+            self._trace.plan(self._where(), plan, rids)
         return plan
 
     def _plan_unspeculative(self) -> Plan:
@@ -301,7 +307,8 @@ class Lifecycle(Reports):
                 self._violated(error)
         if self._trace is not None:
             # A line of the trace has no width: its tokens are what it led to.
-            self._trace.launch(self.mode, Launch(phase, b, tokens, slots, spec_info, hidden))
+            launch = Launch(phase, b, tokens, slots, spec_info, hidden)
+            self._trace.launch(self._where(), launch)
 
     def launched(self, action: Action, rows: int, plan: Plan) -> None:
         """The decode launch of `plan` was issued for `rows` rows.
@@ -350,8 +357,9 @@ class Lifecycle(Reports):
     ) -> None:
         """The oldest result in flight, of an `action` launch of `rows` rows, was processed.
 
-        Call it before `left` for the rows this result ends.  accepted, rids: accept length
-        (bonus included) and id of each row in batch order, for the trace alone.  Raises
+        Call it before `left` for the rows this result ends.  accepted, rids: positions committed
+        (bonus included, 0 for a row that had left) and id of each row in batch order, for the
+        trace alone.  Raises
         IllegalEvent, changing nothing, if another result is due first.
         """
         if action is _ACT_RESEED and self._sat_out > self._departed:

@@ -13,6 +13,8 @@ from spec_fsm.errors import SpecFsmError
 from spec_fsm.modes import Action
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spec_fsm.lifecycle import Lifecycle
 
 
@@ -22,6 +24,8 @@ class SeedError(SpecFsmError):
 
 class Engine(Protocol):
     """One worker with a target and a draft model.
+
+    An engine that is traced also has `rids()`, the ids of `rows()` in batch order.
 
     Before each forward launch, of whatever phase, the engine calls `Lifecycle.check_launch` with
     what it is about to launch; when rows come or go, `Lifecycle.joined` and `Lifecycle.left`.
@@ -71,13 +75,14 @@ def decode_step(engine: Engine, lifecycle: Lifecycle) -> Action | None:
     rows = engine.rows()
     if rows == 0:
         return None
-    plan = lifecycle.plan_decode(rows)
+    rids: Sequence[str] = getattr(engine, "rids", tuple)()
+    plan = lifecycle.plan_decode(rows, rids)
     if plan.action is Action.RESEED:
         try:
             engine.rebuild(plan.flush_upper)
         except SeedError as error:
             lifecycle.reseed_failed(str(error))
-            plan = lifecycle.plan_decode(rows)
+            plan = lifecycle.plan_decode(rows, rids)
         else:
             lifecycle.reseeded()
     if plan.action is Action.PLAIN:

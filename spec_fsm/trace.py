@@ -1,59 +1,85 @@
-"""The trace: one JSON line for each event, plan, observation and refusal; off without a sink.
+"""The trace: one JSON line for each step a lifecycle takes; off without a sink.
 
 Lines are newline-delimited JSON.  Every line has `seq` (0, 1, 2 ...) and `t_ns` (a monotonic
 clock).  They are written after the change they tell of, by the thread that made it, so the trace
-can be replayed line by line without a search.
+can be replayed line by line without a search.  Nothing in a line is told for its own sake: times,
+texts (`why`, `error`) and the engine's own observations aside, each field follows from the lines
+before it or is told a second time, so that a line that is lost, moved or changed shows
+(`spec-fsm trace tamper`).
 
-| kind | fields | written when |
+Every line but `start`, `dropped` and `violation` tells where the lifecycle stands after it:
+
+- `at`: iterations so far (calls of `boundary`), the clock that all ranks share
+- `mode`, of an event the one it came in
+- `rows`: rows that decode
+- `unsettled`, `in_flight`: speculative and all decode launches whose result is due
+
+| kind | further fields | written when |
 |---|---|---|
 | start | v, shape, policy, stash | the lifecycle is built: always line 0 |
-| event | event, mode, to, rows, unsettled | an edge of the table was followed; rows and unsettled |
-|       |                                  | are those after it |
+| boundary | load, loads | the policy is asked; `loads` is the sum of all loads so far |
+| event | event, to | an edge of the table was followed |
 |       | load | LOAD_ROSE, LOAD_FELL |
-|       | rid, committed | PREFILLED, PREFILLED_CHUNK |
-|       | rid, gap | FINISHED, RETRACTED, ABORTED; gap is committed - covered of settled launches |
+|       | rid, committed, cached, chunks | PREFILLED: positions, those that were not computed now, |
+|       |                                | and chunks before this one |
+|       | rid, committed, cached | PREFILLED_CHUNK |
+|       | rid, gap, committed | FINISHED, RETRACTED, ABORTED; gap is committed - covered of |
+|       |                     | settled launches, `committed` the engine's own count |
 |       | rid | STASH_DROPPED |
-|       | batch | ADMITTED, FILTERED, MERGED: rows the engine's batch holds |
 |       | action, batch, flush | LAUNCHED, decode launches only |
-|       | action, batch, accepted?, rids? | SETTLED, DECODED |
+|       | action, batch, accepted, | SETTLED, DECODED: positions each row committed (0: it had |
+|       | rids, forwards           | left), and forwards observed for the launch |
 |       | upper, lower | FLUSHED, SLICE_DONE |
-|       | why | RESEED_FAILED |
-|       | lost | WEIGHTS_CHANGED: rows it made lost |
-| plan | action, mode, rows, flush | a decode batch was planned |
-| obs | mode, phase, b, tokens, slots, spec_info, hidden | a launch passed its check |
-| obs | mode, what, any integers | the engine observed something of its own |
-| refused | event, mode, reason | an event changed nothing |
-| violation | invariant, mode, error | a check failed |
+|       | why, forwards | RESEED_FAILED |
+|       | lost, epoch | WEIGHTS_CHANGED: rows it made lost |
+|       | epoch | CACHE_FLUSHED; epoch counts these and the changes of weights |
+| plan | action, flush, seeds, rids | a decode batch was planned; its rows in order |
+| obs | phase, b, tokens, slots, spec_info, hidden | a forward passed its check |
+| obs | what, facts | the engine observed something of its own |
+| pin | pin, was | the operator pinned or released |
+| refused | event, reason | an event changed nothing |
+| violation | mode, invariant, error | a check failed |
+| dropped | lines | so many lines are missing here: the sink could not keep up |
+| end | pin, epoch, tokens, left, shape, policy, stash | the lifecycle is closed: the last line |
 """
 
 from __future__ import annotations
 
-import atexit
 import gzip
 import time
 import zlib
+from collections import Counter, deque
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
 from spec_fsm.errors import TraceError, one_line
+from spec_fsm.modes import LEAVING, Event, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spec_fsm.launch_laws import Launch
     from spec_fsm.laws import Shape
-    from spec_fsm.modes import Event, Mode
+    from spec_fsm.modes import Mode, Pin
     from spec_fsm.plan import Plan, StashConfig
     from spec_fsm.policy import PolicyConfig
 
-VERSION = 1
-FLUSH_NS = 1_000_000_000
+VERSION = 2
 LONGEST_LINE = 1 << 20
 """Bytes of a line that is read at most; the writer's longest name a batch of rows."""
-KINDS = frozenset({"start", "event", "plan", "obs", "refused", "violation"})
+KINDS = frozenset(
+    {
+        "start", "boundary", "event", "plan", "obs", "pin", "refused", "violation", "dropped",
+        "end",
+    }
+)
+_NO_LAUNCH = frozenset({Phase.PREFILL, Phase.MIXED, Phase.IDLE})
+"""Phases that belong to no decode launch."""
+_RESULTS = frozenset({Event.SETTLED, Event.DECODED})
+_EPOCHS = frozenset({Event.CACHE_FLUSHED, Event.WEIGHTS_CHANGED})
 
 
 class Sink(Protocol):
@@ -61,50 +87,6 @@ class Sink(Protocol):
 
     def write(self, line: dict[str, Any]) -> None:
         """Take one line; `seq` and `t_ns` are the sink's to add."""
-
-
-class FileSink:
-    """A file of trace lines, written whole lines at a time.
-
-    Buffered; what is buffered is written out at the first line that comes a second or more after
-    the last time, and at `close`, which also runs when the process ends by itself.  A process
-    that is killed leaves whole lines.  Raises TraceError if the file cannot be opened.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        try:
-            # Not buffered by Python: a flush is one write of whole lines.
-            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 -- closed by close()
-        except OSError as error:
-            msg = f"trace file {path} cannot be written: {error.strerror}"
-            raise TraceError(msg) from None
-        self._encode = msgspec.json.Encoder().encode
-        self._lines: list[bytes] = []
-        self._seq = 0
-        self._flushed_ns = time.monotonic_ns()
-        atexit.register(self.close)
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Take one line."""
-        now = time.monotonic_ns()
-        self._lines.append(self._encode({"seq": self._seq, "t_ns": now, **line}) + b"\n")
-        self._seq += 1
-        if now - self._flushed_ns >= FLUSH_NS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write out what is buffered."""
-        if self._lines:
-            self._file.write(b"".join(self._lines))
-            self._lines.clear()
-        self._flushed_ns = time.monotonic_ns()
-
-    def close(self) -> None:
-        """Write out the rest and close; a second call does nothing."""
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
-            atexit.unregister(self.close)
 
 
 class ListSink:
@@ -118,61 +100,138 @@ class ListSink:
         self.lines.append({"seq": len(self.lines), "t_ns": time.monotonic_ns(), **line})
 
 
+class Where(NamedTuple):
+    """Where a lifecycle stands; see the fields every line has."""
+
+    mode: Mode
+    rows: int
+    unsettled: int
+    in_flight: int
+
+
+class Settings(NamedTuple):
+    """What a lifecycle was built with."""
+
+    shape: Shape
+    policy: PolicyConfig
+    stash: StashConfig
+
+    def fields(self) -> dict[str, Any]:
+        """The settings as JSON objects."""
+        return {
+            "shape": asdict(self.shape),
+            "policy": asdict(self.policy),
+            "stash": asdict(self.stash),
+        }
+
+
 class Tracer:
-    """Words the lines of one lifecycle; the lifecycle holds one, or None when tracing is off."""
+    """Words the lines of one lifecycle; the lifecycle holds one, or None when tracing is off.
 
-    def __init__(self, sink: Sink) -> None:
+    Counts what the lines tell as totals.  A line is made of new objects and never changed.
+    """
+
+    def __init__(self, sink: Sink, settings: Settings) -> None:
         self._write = sink.write
+        self._settings = settings
+        self._at = self._loads = self._epoch = self._tokens = 0
+        self._chunks: Counter[str] = Counter()
+        self._left = dict.fromkeys(sorted(event.name for event in LEAVING), 0)
+        self._forwards: deque[int] = deque()  # observed for each decode launch planned, in order
+        self._ended = False
+        self._write({"kind": "start", "v": VERSION, **settings.fields()})
 
-    def start(self, shape: Shape, policy: PolicyConfig, stash: StashConfig) -> None:
-        """Line 0: what the server is configured as."""
-        settings = {"shape": asdict(shape), "policy": asdict(policy), "stash": asdict(stash)}
-        self._write({"kind": "start", "v": VERSION, **settings})
+    def _line(self, kind: str, where: Where) -> dict[str, Any]:
+        mode, rows, unsettled, in_flight = where
+        return {
+            "kind": kind,
+            "at": self._at,
+            "mode": mode.name,
+            "rows": rows,
+            "unsettled": unsettled,
+            "in_flight": in_flight,
+        }
+
+    def boundary(self, where: Where, load: int) -> None:
+        """The policy is about to be asked."""
+        self._at += 1
+        self._loads += load
+        line = self._line("boundary", where)
+        self._write({**line, "load": load, "loads": self._loads})
 
     def event(
-        self,
-        event: Event,
-        modes: tuple[Mode, Mode],
-        counts: tuple[int, int],
-        fields: Mapping[str, object],
+        self, event: Event, to: Mode, where: Where, fields: Mapping[str, object]
     ) -> None:
-        """An edge was followed; modes: before and after; counts: rows and unsettled after."""
-        line = {"kind": "event", "event": event.name, "mode": modes[0].name, "to": modes[1].name}
-        self._write({**line, "rows": counts[0], "unsettled": counts[1], **fields})
+        """An edge was followed from the mode of `where` to `to`; the counts are those after it."""
+        line = self._line("event", where)
+        line["event"], line["to"] = event.name, to.name
+        line.update(fields)
+        self._count(event, line)
+        self._write(line)
 
-    def plan(self, plan: Plan, rows: int) -> None:
-        """A decode batch of `rows` rows was planned."""
-        line = {"kind": "plan", "action": plan.action.name, "mode": plan.mode.name, "rows": rows}
-        self._write({**line, "flush": [plan.flush_upper, plan.flush_lower]})
+    def _count(self, event: Event, line: dict[str, Any]) -> None:
+        """Add the totals that the event moves."""
+        if event in _RESULTS:
+            self._tokens += sum(line.get("accepted", ()))
+            line["forwards"] = self._forwards.popleft() if self._forwards else 0
+        elif event is Event.PREFILLED:
+            line["chunks"] = self._chunks.pop(line["rid"], 0)
+        elif event is Event.PREFILLED_CHUNK:
+            self._chunks[line["rid"]] += 1
+        elif event in LEAVING:
+            self._left[event.name] += 1
+            self._chunks.pop(line["rid"], None)
+        elif event is Event.RESEED_FAILED:
+            line["forwards"] = self._forwards.pop() if self._forwards else 0
+        elif event in _EPOCHS:
+            self._epoch += 1
+            line["epoch"] = self._epoch
 
-    def launch(self, mode: Mode, launch: Launch) -> None:
-        """A launch passed its check."""
-        self._write(
-            {
-                "kind": "obs",
-                "mode": mode.name,
-                "phase": launch.phase.name,
-                "b": launch.b,
-                "tokens": launch.tokens,
-                "slots": launch.slots,
-                "spec_info": launch.spec_info.name,
-                "hidden": launch.hidden.name,
-            }
-        )
+    def plan(self, where: Where, plan: Plan, rids: Sequence[str]) -> None:
+        """A decode batch of `rids` was planned."""
+        self._forwards.append(0)
+        line = self._line("plan", where)
+        line["action"], line["seeds"] = plan.action.name, int(plan.seeds)
+        line["flush"] = [plan.flush_upper, plan.flush_lower]
+        line["rids"] = list(rids)
+        self._write(line)
 
-    def observed(self, mode: Mode, what: str, facts: Mapping[str, int]) -> None:
+    def launch(self, where: Where, launch: Launch) -> None:
+        """A forward passed its check."""
+        if self._forwards and launch.phase not in _NO_LAUNCH:
+            self._forwards[-1] += 1
+        line = self._line("obs", where)
+        line["phase"], line["b"] = launch.phase.name, launch.b
+        line["tokens"], line["slots"] = launch.tokens, launch.slots
+        line["spec_info"], line["hidden"] = launch.spec_info.name, launch.hidden.name
+        self._write(line)
+
+    def observed(self, where: Where, what: str, facts: Mapping[str, int]) -> None:
         """The engine observed something of its own."""
-        self._write({"kind": "obs", "mode": mode.name, "what": what, **facts})
+        self._write({**self._line("obs", where), "what": what, "facts": dict(facts)})
 
-    def refused(self, event: Event, mode: Mode, reason: str) -> None:
+    def pinned(self, where: Where, pin: Pin, was: Pin) -> None:
+        """The operator pinned or released."""
+        self._write({**self._line("pin", where), "pin": pin.name, "was": was.name})
+
+    def refused(self, where: Where, event: Event, reason: str) -> None:
         """An event changed nothing."""
-        self._write({"kind": "refused", "event": event.name, "mode": mode.name, "reason": reason})
+        self._write({**self._line("refused", where), "event": event.name, "reason": reason})
 
-    def violation(self, invariant: str, mode: Mode, error: str) -> None:
+    def violation(self, mode: Mode, invariant: str, error: str) -> None:
         """A check failed."""
         self._write(
-            {"kind": "violation", "invariant": invariant, "mode": mode.name, "error": error}
+            {"kind": "violation", "mode": mode.name, "invariant": invariant, "error": error}
         )
+
+    def end(self, where: Where, pin: Pin) -> None:
+        """The last line: totals, and the settings again; a second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        line = self._line("end", where)
+        line["pin"], line["epoch"], line["tokens"] = pin.name, self._epoch, self._tokens
+        self._write({**line, "left": dict(self._left), **self._settings.fields()})
 
 
 def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -224,4 +283,4 @@ def _check_line(number: int, line: dict[str, Any]) -> None:
         raise TraceError(msg, observed=line.get("v"), expected=VERSION)
 
 
-__all__ = ["KINDS", "VERSION", "FileSink", "ListSink", "Sink", "Tracer", "read_trace"]
+__all__ = ["KINDS", "VERSION", "ListSink", "Settings", "Sink", "Tracer", "Where", "read_trace"]

@@ -1,7 +1,7 @@
 """Replays trace lines one by one: counters by the table's effects, rows by the ledger's methods.
 
 Both are compared after every line, so a replay also holds the lazy ledger against the table on
-what a real worker did.
+what a real worker did.  When a change of mode was due is asked of a real `Policy`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,34 @@ from spec_fsm.errors import ConfigError
 from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.laws import Shape
 from spec_fsm.ledger import Ledger
-from spec_fsm.modes import LEAVING, MODE_EVENTS, Action, Event, Hidden, Mode, Phase, SpecInfo
+from spec_fsm.modes import LEAVING, Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
 from spec_fsm.ops import INT
 from spec_fsm.plan import StashConfig
-from spec_fsm.policy import PolicyConfig
+from spec_fsm.policy import Policy, PolicyConfig
+from spec_fsm.trace import Settings
 from spec_fsm_model.planner import plans
+from spec_fsm_model.replay_launch import Launching
+from spec_fsm_model.replay_rows import Rows
 from spec_fsm_model.rules import RULES
 from spec_fsm_model.trace_fields import (
     ACTIONS,
+    EVENT_FIELDS,
     EVENTS,
     HIDDEN,
     INFOS,
+    KIND_FIELDS,
+    LAUNCH,
     MODE_NAMES,
+    OBSERVED,
     PHASES,
+    SETTINGS,
+    LinesMissing,
     Mismatch,
     check_fields,
     count,
     named,
     same,
+    text,
 )
 
 if TYPE_CHECKING:
@@ -40,51 +50,59 @@ if TYPE_CHECKING:
     from spec_fsm.plan import Plan
 
 _NO_ARG = Arg()
-_MODE_EVENTS = frozenset(MODE_EVENTS) - {Event.SLICE_DONE}
-_RAGGED = frozenset({Phase.PREFILL, Phase.MIXED, Phase.FLUSH})
-_OF_A_PLAN = frozenset(Phase) - {Phase.PREFILL, Phase.MIXED, Phase.IDLE}
+_SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
+_RAGGED = frozenset({Phase.PREFILL, Phase.FLUSH})
+_UNTOLD = frozenset({Phase.MIXED, Phase.IDLE})
+"""Phases no trace tells: a mixed chunk has no mode, an idle launch has no row."""
 _PHASES = {
     True: frozenset({Phase.PLAIN_DECODE}),
     False: frozenset({Phase.DRAFT, Phase.VERIFY, Phase.DRAFT_EXTEND}),
 }
 """Phases of a decode launch, by whether it is plain."""
-_OTHER_REASONS = ("row ", "results come in launch order")
-_NOT_TRACED = "DWELL_OVER"
+_ONLY_DUE = frozenset(
+    {Event.LOAD_ROSE, Event.LOAD_FELL, Event.FLUSHED, Event.SLICE_DONE, Event.STASH_DROPPED}
+)
+"""Events that come where a boundary or a launch made them due, and nowhere else."""
+_WHILE_LAUNCHING = LEAVING | {
+    Event.LAUNCHED, Event.SETTLED, Event.DECODED, Event.RESEEDED, Event.RESEED_FAILED,
+}  # fmt: skip
+"""Events between a plan and the last forward of its launch; a result may be processed there."""
+_COMPUTED = frozenset({Event.PREFILLED, Event.PREFILLED_CHUNK})
 
 
 class Flight(NamedTuple):
-    """A decode launch in flight, as its LAUNCHED line and the flush after it told."""
+    """A decode launch in flight, as its plan, its LAUNCHED line and the flush after it told."""
 
-    action: Action
-    batch: int
+    launching: Launching
     point: int
 
 
 class Replay:
     """The model's side of one trace; `take` each line in order.
 
-    edges: how often each edge of the table was followed.  launches: launches held against their
-    law.
+    edges: how often each edge of the table was followed.  launches: forwards held against their
+    law.  ended: whether the last line was taken.
     """
 
     def __init__(self) -> None:
         self.edges: Counter[tuple[Mode, Event]] = Counter()
         self.launches = 0
-        self._mode = Mode.SPEC
-        self._time = 0
+        self.ended = False
+        self._mode = _SPEC
+        self._time = self._at = self._loads = self._epoch = 0
+        self._told = ""  # the guard a refused line told of last
+        self._rows = Rows()
         self._flights: deque[Flight] = deque()
-        self._due: deque[tuple[Event, dict[str, object]]] = deque()
-        self._planned: tuple[Plan, int] | None = None
-        self._rows = 0  # rows of the last plan
-        self._departed = self._sat_out = 0
-        self._chunks: dict[str, int] = {}
+        self._due: deque[tuple[str, dict[str, object]]] = deque()
+        self._launching: Launching | None = None
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
-            "start": self._start,
+            "boundary": self._boundary,
             "event": self._event,
             "plan": self._plan,
             "obs": self._obs,
+            "pin": self._pin,
             "refused": self._refused,
-            "violation": self._violation,
+            "end": self._end,
         }
         self._apply: dict[Event, Callable[[dict[str, Any], Event], Arg]] = {
             Event.PREFILLED: self._prefilled,
@@ -95,56 +113,145 @@ class Replay:
             Event.FLUSHED: self._flush,
             Event.SLICE_DONE: self._flush,
             Event.STASH_DROPPED: self._dropped,
+            Event.CACHE_FLUSHED: self._emptied,
             Event.WEIGHTS_CHANGED: self._weights,
             Event.RESEEDED: self._reseeded,
+            Event.RESEED_FAILED: self._reseed_failed,
+            Event.DRAINED: self._drained,
             **dict.fromkeys(LEAVING, self._left),
         }
 
     def take(self, line: dict[str, Any]) -> None:
         """One line; raises Mismatch, after which the replay is of no more use."""
-        now = line.get("t_ns")
+        kind, now = line["kind"], line.get("t_ns")
         if type(now) is not int or now < self._time:
             raise Mismatch(f"t_ns is {now!r}", f"t_ns: a whole number, {self._time} or more")
         self._time = now
-        if self._due and line["kind"] != "event":
-            raise Mismatch(f"a line of kind {line['kind']}", self.missing())
-        self._kinds[line["kind"]](line)
+        if self.ended:
+            raise Mismatch(f"a line of kind {kind} after the end", "no further line")
+        handler = self._kinds.get(kind)
+        if handler is None:
+            self._outside(kind, line)
+            return
+        if line.get("mode") != MODE_NAMES[self._mode]:
+            raise Mismatch(f"mode is {line.get('mode')!r}", f"mode {self._mode.name}")
+        if self._due and (kind != self._due[0][0]):
+            raise Mismatch(f"a line of kind {kind}", self.missing())
+        if self._rows.untold and line.get("event") not in ("PREFILLED", "PREFILLED_CHUNK"):
+            raise Mismatch(f"a line of kind {kind}", "the next row of the prefill")
+        handler(line)
+        self._stands(line)
+
+    def _outside(self, kind: str, line: dict[str, Any]) -> None:
+        """Lines that say nothing of where the lifecycle stands."""
+        check_fields(line, KIND_FIELDS[kind])
+        if kind == "start":
+            self._start(line)
+        elif kind == "dropped":
+            n = count(line, "lines", 1)
+            raise LinesMissing(f"{n} lines are missing here, dropped by the sink", "no line lost")
+        else:
+            raise Mismatch(f"{line['invariant']} was broken: {line['error']}", "no violation")
+
+    def _stands(self, line: dict[str, Any]) -> None:
+        """Hold a line's common counts against where the replay stands after it."""
+        state = self._state
+        plain = state.t_launched - state.t_settled
+        told = line["at"], line["rows"], line["unsettled"], line["in_flight"]
+        stands = self._at, state.rows, state.unsettled, plain + state.unsettled
+        if told != stands or not all(type(n) is int for n in told):
+            names = "at, rows, unsettled, in_flight"
+            raise Mismatch(f"{names} are {told}", f"{names}: {stands}")
 
     def missing(self) -> str:
-        """The line that has to come next, or empty."""
-        if not self._due:
-            return ""
-        event, fields = self._due[0]
-        return f"event {event.name} with {fields}"
+        """What has to come next, or empty."""
+        if self._due:
+            kind, fields = self._due[0]
+            return f"a line of kind {kind} with {fields}"
+        if self._rows.untold:
+            return f"the lines of {self._rows.untold} more rows of a prefill"
+        return self._launching.missing() if self._launching is not None else ""
 
     def _start(self, line: dict[str, Any]) -> None:
+        self._settings = {name: line[name] for name in SETTINGS}
         try:
             self._shape = Shape(**line["shape"])
             policy = PolicyConfig(**line["policy"])
             self._stash = stash = StashConfig(**line["stash"])
         except (ConfigError, TypeError, KeyError) as error:
             raise Mismatch(f"settings: {error}", "settings a server can have") from None
+        settings = Settings(self._shape, policy, stash).fields()
+        same("settings", self._settings, {name: settings[name] for name in SETTINGS})
+        self._policy = Policy(policy)
         self._ledger = Ledger(stash.width)
         self._state = self._ledger.state(stash.slice_width, 0)
         self._planner = plans(self._shape, policy, stash)
 
-    def _in_mode(self, line: dict[str, Any]) -> None:
-        if line.get("mode") != MODE_NAMES[self._mode]:
-            raise Mismatch(f"mode is {line.get('mode')!r}", f"mode {self._mode.name}")
+    def _end(self, line: dict[str, Any]) -> None:
+        check_fields(line, KIND_FIELDS["end"])
+        self._not_launching("the end")
+        same("pin", line["pin"], self._policy.pin.name)
+        same("epoch", line["epoch"], self._epoch)
+        same("tokens", line["tokens"], self._rows.tokens)
+        left = {event.name: self._rows.left[event.name] for event in LEAVING}
+        same("left", line["left"], left)
+        same("settings", {name: line[name] for name in SETTINGS}, self._settings)
+        self.ended = True
+
+    # -- the mode -------------------------------------------------------------------------
+
+    def _boundary(self, line: dict[str, Any]) -> None:
+        check_fields(line, KIND_FIELDS["boundary"])
+        self._not_launching("a boundary")
+        load, mode, policy = count(line, "load"), self._mode, self._policy
+        self._at += 1
+        self._loads += load
+        same("loads", line["loads"], self._loads)
+        event = policy.event(mode, load)
+        if event is None:
+            self._told = ""
+            return
+        state = self._state._replace(dwell=policy.waiting_for(mode))
+        for name in RULES.edges[mode, event].guards:
+            if not RULES.guards[name](INT, state, _NO_ARG):
+                if name != self._told:
+                    self._due.append(("refused", {"event": event.name, "reason": name}))
+                self._told = name
+                return
+        self._told = ""
+        self._due.append(("event", {"event": event.name, "load": load}))
+
+    def _refused(self, line: dict[str, Any]) -> None:
+        check_fields(line, KIND_FIELDS["refused"])
+        if not self._due:
+            what = f"{line['event']} was reported, and refused: {line['reason']}"
+            raise Mismatch(what, "events the table accepts")
+        self._take_due(line)
+
+    def _pin(self, line: dict[str, Any]) -> None:
+        check_fields(line, KIND_FIELDS["pin"])
+        self._not_launching("a pin")
+        pin: Pin = named("pin", line, Pin.__members__)
+        same("was", line["was"], self._policy.pin.name)
+        if pin is self._policy.pin:
+            raise Mismatch(f"pin is {pin.name} already", "another pin")
+        self._policy.pin = pin
 
     # -- events ---------------------------------------------------------------------------
 
     def _event(self, line: dict[str, Any]) -> None:
         event: Event = named("event", line, EVENTS)
-        self._in_mode(line)
-        check_fields(event, line)
+        names = EVENT_FIELDS.get(event)
         edge = RULES.edges.get((self._mode, event))
-        if edge is None:
+        if edge is None or names is None:
             raise Mismatch(f"{event.name} in {self._mode.name}", "an event this mode accepts")
+        check_fields(line, names)
         if self._due:
-            self._take_due(event, line)
-        elif event in (Event.FLUSHED, Event.SLICE_DONE, Event.STASH_DROPPED):
-            raise Mismatch(f"{event.name} that no launch made", "another event")
+            self._take_due(line)
+        elif event in _ONLY_DUE:
+            raise Mismatch(f"{event.name} that nothing made due", "another event")
+        elif event not in _WHILE_LAUNCHING:
+            self._not_launching(event.name)
         apply, state = self._apply.get(event), self._state
         arg = _NO_ARG if apply is None else apply(line, event)
         for name in edge.guards:
@@ -152,57 +259,46 @@ class Replay:
                 raise Mismatch(f"{event.name} although {name} does not hold", f"{name} to hold")
         for name in edge.effects:
             state = RULES.effects[name](INT, state, arg)
-        self._mode = edge.target
-        self._after(event, line, state)
+        self._mode, self._state = edge.target, state
+        if edge.target is not edge.source:
+            self._policy.fired(event, edge.target)
+        if event is Event.DRAINED or event is Event.RESEEDED:
+            self._ledger.take(state)
+        if line["to"] != MODE_NAMES[edge.target]:
+            raise Mismatch(f"to is {line['to']!r}", f"to {edge.target.name}")
+        if not self._due and (kept := self._ledger.state(self._stash.slice_width, 0)) != state:
+            raise Mismatch(f"the ledger counts {kept}", f"the table's {state}")
         self.edges[edge.source, event] += 1
 
-    def _take_due(self, event: Event, line: dict[str, Any]) -> None:
-        due, fields = self._due[0]
-        if event is not due or any(line.get(k) != v for k, v in fields.items()):
-            raise Mismatch(f"event {event.name}", self.missing())
+    def _take_due(self, line: dict[str, Any]) -> None:
+        fields = self._due[0][1]
+        if any(line.get(k) != v or type(line.get(k)) is not type(v) for k, v in fields.items()):
+            raise Mismatch(f"{line['event']} here", self.missing())
         self._due.popleft()
 
-    def _after(self, event: Event, line: dict[str, Any], state: State) -> None:
-        """The state after an event, as the line, the table and the ledger have it."""
-        ledger = self._ledger
-        if event in (Event.DRAINED, Event.RESEEDED):
-            ledger.take(state)
-        if event in _MODE_EVENTS and event is not Event.RESEEDED:
-            self._planned = None
-        self._state = state
-        if line.get("to") != MODE_NAMES[self._mode]:
-            raise Mismatch(f"to is {line.get('to')!r}", f"to {self._mode.name}")
-        if line.get("rows") != state.rows:
-            raise Mismatch(f"rows is {line.get('rows')!r}", f"rows {state.rows}")
-        if line.get("unsettled") != state.unsettled:
-            text = f"unsettled is {line.get('unsettled')!r}"
-            raise Mismatch(text, f"unsettled {state.unsettled}")
-        if not self._due and (kept := ledger.state(self._stash.slice_width, 0)) != state:
-            raise Mismatch(f"the ledger counts {kept}", f"the table's {state}")
-
     def _prefilled(self, line: dict[str, Any], _: Event) -> Arg:
-        rid, length = line["rid"], count(line, "committed", 1)
-        if length <= (chunk := self._chunks.pop(rid, 0)):
-            raise Mismatch(f"committed is {length}", f"more than the chunk's {chunk}")
-        return Arg(known=int(not self._ledger.join(rid)), length=length)
+        length = self._rows.join(line)
+        return Arg(known=int(not self._ledger.join(text(line, "rid"))), length=length)
 
     def _chunk(self, line: dict[str, Any], _: Event) -> Arg:
-        rid, length = line["rid"], count(line, "committed", 1)
-        if length <= (chunk := self._chunks.get(rid, 0)):
-            raise Mismatch(f"committed is {length}", f"more than the last chunk's {chunk}")
-        self._chunks[rid] = length
-        return Arg(known=int(rid in self._ledger), length=length)
+        known = int(text(line, "rid") in self._ledger)
+        return Arg(known=known, length=self._rows.chunk(line))
 
-    def _left(self, line: dict[str, Any], _: Event) -> Arg:
-        ledger, rid = self._ledger, line["rid"]
-        self._chunks.pop(rid, None)
+    def _left(self, line: dict[str, Any], event: Event) -> Arg:
+        ledger, rid = self._ledger, text(line, "rid")
+        self._rows.leave(line, event)
         known, lost = int(rid in ledger), ledger.lost
         same("gap", line["gap"], ledger.leave(rid))
-        self._departed += known
         oldest = ledger.state(0, 0).oldest
         return Arg(known=known, lost=lost - ledger.lost, oldest=oldest)
 
-    def _weights(self, line: dict[str, Any], _: Event) -> Arg:
+    def _emptied(self, line: dict[str, Any], _: Event) -> Arg:
+        self._epoch += 1
+        same("epoch", line["epoch"], self._epoch)
+        return _NO_ARG
+
+    def _weights(self, line: dict[str, Any], event: Event) -> Arg:
+        self._emptied(line, event)
         stale = self._ledger.stale()
         same("lost", line["lost"], len(stale))
         oldest = self._ledger.oldest_without(stale)
@@ -211,55 +307,76 @@ class Replay:
 
     # -- plans, launches, results ---------------------------------------------------------
 
+    def _not_launching(self, what: str) -> None:
+        """Raise Mismatch if the launch planned last is not complete."""
+        launching = self._launching
+        if launching is not None and (missing := launching.missing()):
+            raise Mismatch(f"{what} amid a {launching.plan.action.name} launch", missing)
+
+    def _drained(self, _: dict[str, Any], __: Event) -> Arg:
+        self._due.append(("plan", {}))
+        return _NO_ARG
+
     def _plan(self, line: dict[str, Any]) -> None:
-        self._in_mode(line)
-        mode, rows = self._mode, count(line, "rows", 1)
-        if mode is Mode.DRAINING:
+        check_fields(line, KIND_FIELDS["plan"])
+        self._not_launching("a plan")
+        if self._due:
+            self._due.popleft()
+        if self._mode is _DRAINING:
             raise Mismatch("a plan in DRAINING", "DRAINED first")
         ledger = self._ledger
-        plan: Plan = self._planner(mode, ledger.max_gap, ledger.seeds_due)
-        same("action", line.get("action"), ACTIONS[plan.action])
-        same("flush", line.get("flush"), [plan.flush_upper, plan.flush_lower])
-        if mode is not Mode.SPEC:
-            most = self._state.rows + self._departed
-            if rows > most or self._sat_out > self._departed:
-                raise Mismatch(f"{rows} rows, {self._sat_out} left out before", f"at most {most}")
-        self._planned, self._rows = (plan, rows), rows
+        plan: Plan = self._planner(self._mode, ledger.max_gap, ledger.seeds_due)
+        same("action", line["action"], ACTIONS[plan.action])
+        same("flush", line["flush"], [plan.flush_upper, plan.flush_lower])
+        same("seeds", line["seeds"], int(plan.seeds))
+        rids = self._rows.plan(line["rids"])
+        self._launching = Launching(plan, rids, self._shape.num_steps - 1, ledger.seeds_due)
 
     def _reseeded(self, _: dict[str, Any], __: Event) -> Arg:
-        if self._planned is None or self._planned[0].action is not Action.RESEED:
+        if self._launching is None:
             raise Mismatch("RESEEDED that was not planned", "a plan RESEED before it")
-        return Arg()
+        self._launching.reseed()
+        return _NO_ARG
+
+    def _reseed_failed(self, line: dict[str, Any], _: Event) -> Arg:
+        launching, self._launching = self._launching, None
+        if launching is None or launching.plan.action is not Action.RESEED:
+            raise Mismatch("RESEED_FAILED that was not planned", "a plan RESEED before it")
+        same("forwards", line["forwards"], launching.forwards)
+        text(line, "why")
+        return _NO_ARG
 
     def _launched(self, line: dict[str, Any], _: Event) -> Arg:
-        if self._planned is None:
+        launching = self._launching
+        if launching is None or launching.launched:
             raise Mismatch("a launch that was not planned", "a plan before it")
-        (plan, rows), self._planned = self._planned, None
-        action, ledger = plan.action, self._ledger
+        launching.launched = True
+        plan, ledger = launching.plan, self._ledger
+        action = plan.action
         same("action", line["action"], ACTIONS[action])
-        same("batch", line["batch"], rows)
+        same("batch", line["batch"], len(launching.rids))
         same("flush", line["flush"], [plan.flush_upper, plan.flush_lower])
         plain = action is Action.PLAIN
         allowed = int(_PHASES[plain] <= RULES.allowed[self._mode])
-        self._sat_out = max(0, self._state.rows - rows) if plain else 0
-        self._departed = 0
+        self._rows.launch(launching.rids, needed=action is not Action.SPECULATE)
         if not plain:
             ledger.launch_speculative(action)
-            self._flights.append(Flight(action, rows, self._state.f_launched))
+            self._flights.append(Flight(launching, self._state.f_launched))
             return Arg(allowed=allowed, speculative=1)
-        self._due.extend((Event.STASH_DROPPED, {"rid": rid}) for rid in ledger.launch_plain())
+        for rid in ledger.launch_plain():
+            self._due.append(("event", {"event": Event.STASH_DROPPED.name, "rid": rid}))
         if plan.flush_upper:
-            event = Event.FLUSHED if self._mode is Mode.PLAIN else Event.SLICE_DONE
+            event = Event.FLUSHED if self._mode is _PLAIN else Event.SLICE_DONE
             ages: dict[str, object] = {"upper": plan.flush_upper, "lower": plan.flush_lower}
-            self._due.append((event, ages))
+            self._due.append(("event", {"event": event.name, **ages}))
             if plan.seeds:
                 ledger.seeds_at = ledger.t_launched
-        self._flights.append(Flight(action, rows, self._state.f_launched))
+        self._flights.append(Flight(launching, self._state.f_launched))
         return Arg(allowed=allowed, plain=1)
 
     def _dropped(self, _: dict[str, Any], __: Event) -> Arg:
         # The ledger dropped them all at once; the table tells of one at a time.
-        rest = [fields["rid"] for event, fields in self._due if event is Event.STASH_DROPPED]
+        rest = [due["rid"] for _, due in self._due if "rid" in due]
         oldest = self._ledger.base(str(rest[0])) if rest else self._ledger.state(0, 0).oldest
         return Arg(lost=1, oldest=oldest)
 
@@ -273,61 +390,53 @@ class Replay:
     def _result(self, line: dict[str, Any], event: Event) -> Arg:
         if not self._flights:
             raise Mismatch(f"{event.name} with nothing in flight", "a launch before it")
-        flight = self._flights.popleft()
-        action, plain = flight.action, flight.action is Action.PLAIN
+        launching, point = self._flights.popleft()
+        if missing := launching.missing():
+            raise Mismatch(f"{event.name} amid its launch", missing)
+        action, plain = launching.plan.action, launching.plan.action is Action.PLAIN
         if (event is Event.DECODED) is not plain:
             same("event", event.name, "DECODED" if plain else "SETTLED")
         same("action", line["action"], ACTIONS[action])
-        same("batch", line["batch"], flight.batch)
+        same("batch", line["batch"], len(launching.rids))
+        same("forwards", line["forwards"], launching.forwards)
         most = 1 if plain else self._shape.num_steps + 1
-        for n in line.get("accepted", ()):
-            if type(n) is not int or not 1 <= n <= most:
-                raise Mismatch(f"accept length {n!r}", f"1 to {most}")
-        for name in ("accepted", "rids"):
-            if name in line and len(line[name]) != flight.batch:
-                raise Mismatch(f"{len(line[name])} {name}", f"{flight.batch}, one a row")
-        if len(set(rids := line.get("rids", ()))) != len(rids):
-            raise Mismatch("a row twice in rids", "each row once")
+        self._rows.settle(line, launching.rids, most)
         self._ledger.settle(action)
-        return Arg(point=flight.point, reseed=int(action is Action.RESEED))
+        return Arg(point=point, reseed=int(action is Action.RESEED))
 
     # -- observations ---------------------------------------------------------------------
 
     def _obs(self, line: dict[str, Any]) -> None:
-        self._in_mode(line)
         if "phase" not in line:
-            facts = {k: v for k, v in line.items() if k not in ("kind", "mode", "what")}
-            if type(line.get("what")) is not str or any(type(v) is not int for v in facts.values()):
-                raise Mismatch(f"an observation {line}", "a name `what` and whole numbers")
+            check_fields(line, OBSERVED)
+            text(line, "what")
+            facts = line["facts"]
+            if type(facts) is not dict or any(type(v) is not int for v in facts.values()):
+                raise Mismatch(f"facts are {facts!r}", "facts: whole numbers by name")
             return
+        check_fields(line, LAUNCH)
         phase: Phase = named("phase", line, PHASES)
-        b, tokens, slots = (count(line, name) for name in ("b", "tokens", "slots"))
+        b, tokens, slots = (count(line, name, 1) for name in ("b", "tokens", "slots"))
         info: SpecInfo = named("spec_info", line, INFOS)
         hidden: Hidden = named("hidden", line, HIDDEN)
         # Of a ragged phase the width is the sum of the rows; of a seed extend, tokens by rows.
-        width = tokens if phase in _RAGGED else tokens // b if b else 0
+        width = tokens if phase in _RAGGED else tokens // b
         launch = Launch(phase, b, tokens, slots, info, hidden, width)
         if (error := violation(self._mode, launch, self._shape)) is not None:
             raise Mismatch(f"{error.message}, observed {error.observed}", error.expected)
-        if phase in _OF_A_PLAN and b != self._rows:
-            raise Mismatch(f"{phase.name} of {b} rows", f"the plan's {self._rows} rows")
+        if phase in _UNTOLD:
+            raise Mismatch(f"a forward of phase {phase.name}", "a phase that traces tell")
         self.launches += 1
-
-    def _refused(self, line: dict[str, Any]) -> None:
-        event: Event = named("event", line, EVENTS)
-        self._in_mode(line)
-        reason, edge = line.get("reason"), RULES.edges.get((self._mode, event))
-        if edge is None or type(reason) is not str:
-            same("reason", reason, RULES.refusals.get((self._mode, event), "a text"))
-        elif reason in edge.guards:
-            held = reason != _NOT_TRACED and RULES.guards[reason](INT, self._state, Arg())
-            if held and reason != "REACHES_OLDEST":
-                raise Mismatch(f"{event.name} refused by {reason}", f"{reason} holds")
-        elif not reason.startswith(_OTHER_REASONS):
-            raise Mismatch(f"reason is {reason!r}", f"a guard: {', '.join(edge.guards) or 'none'}")
-
-    def _violation(self, line: dict[str, Any]) -> None:
-        raise Mismatch(f"{line.get('invariant')} was broken: {line.get('error')}", "no violation")
+        if phase is Phase.PREFILL:
+            self._not_launching("a prefill")
+            self._rows.prefill(b, tokens)
+            return
+        launching = self._launching
+        if launching is None:
+            raise Mismatch(f"{phase.name} that was not planned", "a plan before it")
+        if b != len(launching.rids):
+            raise Mismatch(f"{phase.name} of {b} rows", f"the plan's {len(launching.rids)} rows")
+        launching.forward(phase)
 
 
 __all__ = ["Mismatch", "Replay"]

@@ -6,13 +6,16 @@ Replay is deterministic: the trace says enough that nothing has to be guessed.
 | of the model | of the trace | of the worker |
 |---|---|---|
 | mode, edge, guards | mode, to, event | Lifecycle.mode |
-| State, moved by the table's effects | rows, unsettled, gap | Ledger, moved by its own methods |
-| plan of (mode, largest gap) | plan: action, flush | Lifecycle.plan_decode |
-| laws of a phase | obs: b, tokens, slots, spec_info, hidden | ForwardBatch at ModelRunner.forward |
-| launches in flight, in order | LAUNCHED, SETTLED, DECODED: action, batch | result_queue |
+| State, moved by the table's effects | rows, unsettled, in_flight, gap | Ledger, moved by its own methods |
+| Policy, asked at each boundary | boundary: load; LOAD_ROSE, LOAD_FELL, refused, pin | Policy.event |
+| plan of (mode, largest gap) | plan: action, flush, seeds | Lifecycle.plan_decode |
+| rows that may be in a launch, and sit out | plan: rids | ScheduleBatch.reqs |
+| laws of a phase, order of a launch's forwards | obs | ForwardBatch at ModelRunner.forward |
+| launches in flight, in order | LAUNCHED, SETTLED, DECODED | result_queue |
+| committed positions, row by row | PREFILLED, accepted, FINISHED ... | kv_committed_len |
 
-What a green replay does not show: whether a change of mode was due (boundaries, dwell and pins are
-not traced, so DWELL_OVER is not evaluated), and anything about tensors.
+A trace without its `end`, or with lines its sink dropped, is at best undetermined.  What a green
+replay does not show: anything about tensors, and whether the loads are those the server had.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from spec_fsm.errors import SpecFsmError, TraceError, one_line
 from spec_fsm.modes import Mode
 from spec_fsm.trace import _check_line, read_trace
 from spec_fsm_model.explore import Verdict
-from spec_fsm_model.replay import Mismatch, Replay
+from spec_fsm_model.replay import Replay
+from spec_fsm_model.trace_fields import LinesMissing, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -75,27 +79,50 @@ def check_file(path: Path) -> TraceChecked:
 def check_lines(lines: Iterable[dict[str, Any]]) -> TraceChecked:
     """Replay trace lines in order, up to the first bad one."""
     found, replay = TraceChecked(), Replay()
-    take, source = replay.take, _watched(lines, found)
+    source = _watched(lines, found)
+    run(replay, source, found)
+    found.launches = replay.launches
+    for (mode, event), count in replay.edges.items():
+        found.edges[f"{event.name} in {Mode(mode).name}"] = count
+    return found
+
+
+def run(replay: Replay, lines: Iterable[dict[str, Any]], found: TraceChecked) -> None:
+    """Take `lines` up to the first bad one, and judge what the replay is left with."""
+    take, source = replay.take, iter(lines)
     for line in source:
         try:
             take(line)
         except Mismatch as error:
             found.verdict, found.bad_line, found.line = Verdict.REFUTED, found.lines, line
             found.text, found.expected = error.text, error.expected
-            break
+            if isinstance(error, LinesMissing):
+                found.verdict = Verdict.UNDETERMINED
+                _rest(source, found)
+            return
         except _ODD as error:
             # A value of a type that no writer writes there, met where it is used.
             found.verdict, found.bad_line, found.line = Verdict.REFUTED, found.lines, line
             found.text = f"a field of this line is of another type: {one_line(error)}"
-            break
+            return
         found.lines += 1
-    if found.verdict is Verdict.PROVED and (missing := replay.missing()):
-        found.verdict = Verdict.UNDETERMINED
+    if found.verdict is not Verdict.PROVED or replay.ended:
+        return
+    found.verdict = Verdict.UNDETERMINED
+    if missing := replay.missing():
         found.text, found.expected = "the trace ends in the middle of a launch", missing
-    found.launches = replay.launches
-    for (mode, event), count in replay.edges.items():
-        found.edges[f"{event.name} in {Mode(mode).name}"] = count
-    return found
+    else:
+        found.text, found.expected = "the trace ends without its last line", "a line of kind end"
+
+
+def _rest(lines: Iterator[dict[str, Any]], found: TraceChecked) -> None:
+    """What follows lost lines cannot be replayed; a violation among it is one all the same."""
+    for number, line in enumerate(lines, found.lines + 1):
+        if line["kind"] == "violation":
+            found.verdict, found.bad_line, found.line = Verdict.REFUTED, number, line
+            found.text = f"{line.get('invariant')} was broken: {line.get('error')}"
+            found.expected = "no violation"
+            return
 
 
 def _watched(lines: Iterable[dict[str, Any]], found: TraceChecked) -> Iterator[dict[str, Any]]:
@@ -114,4 +141,4 @@ def in_order(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield line
 
 
-__all__ = ["TraceChecked", "check_file", "check_lines", "in_order"]
+__all__ = ["TraceChecked", "check_file", "check_lines", "in_order", "run"]

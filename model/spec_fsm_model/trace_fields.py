@@ -1,54 +1,51 @@
-"""What an event's line of a trace has to bring, and the words of its fields."""
+"""What each line of a trace has to bring, and the words of its fields."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from spec_fsm.modes import LEAVING, Action, Event, Hidden, Mode, Phase, SpecInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMMON = frozenset({"seq", "t_ns", "kind", "event", "mode", "to", "rows", "unsettled"})
-_SETTLED = frozenset({"action", "batch"})
+_LINE = frozenset({"seq", "t_ns", "kind"})
+_COMMON = _LINE | {"at", "mode", "rows", "unsettled", "in_flight"}
+SETTINGS = frozenset({"shape", "policy", "stash"})
+_RESULT = frozenset({"action", "batch", "accepted", "rids", "forwards"})
 _SAYS: dict[Event, frozenset[str]] = {
     Event.LOAD_ROSE: frozenset({"load"}),
     Event.LOAD_FELL: frozenset({"load"}),
+    Event.DRAINED: frozenset(),
     Event.SLICE_DONE: frozenset({"upper", "lower"}),
-    Event.RESEED_FAILED: frozenset({"why"}),
-    Event.ADMITTED: frozenset({"batch"}),
-    Event.PREFILLED_CHUNK: frozenset({"rid", "committed"}),
-    Event.PREFILLED: frozenset({"rid", "committed"}),
+    Event.RESEEDED: frozenset(),
+    Event.RESEED_FAILED: frozenset({"why", "forwards"}),
+    Event.PREFILLED_CHUNK: frozenset({"rid", "committed", "cached"}),
+    Event.PREFILLED: frozenset({"rid", "committed", "cached", "chunks"}),
     Event.LAUNCHED: frozenset({"action", "batch", "flush"}),
-    Event.SETTLED: _SETTLED,
-    Event.DECODED: _SETTLED,
+    Event.SETTLED: _RESULT,
+    Event.DECODED: _RESULT,
     Event.FLUSHED: frozenset({"upper", "lower"}),
     Event.STASH_DROPPED: frozenset({"rid"}),
-    Event.FILTERED: frozenset({"batch"}),
-    Event.MERGED: frozenset({"batch"}),
-    **{event: frozenset({"rid", "gap"}) for event in LEAVING},
-    Event.WEIGHTS_CHANGED: frozenset({"lost"}),
+    **{event: frozenset({"rid", "gap", "committed"}) for event in LEAVING},
+    Event.CACHE_FLUSHED: frozenset({"epoch"}),
+    Event.WEIGHTS_CHANGED: frozenset({"lost", "epoch"}),
 }
-_COUNTED = ("load", "lower", "upper", "gap", "lost")
-
-
-class Fields(NamedTuple):
-    """What an event's line brings besides COMMON.  batch: its least number of rows, or -1."""
-
-    names: frozenset[str]
-    counts: tuple[str, ...]
-    rid: bool
-    batch: int
-
-
-def _fields_of(event: Event) -> Fields:
-    says = _SAYS.get(event, frozenset())
-    least = int(event in (Event.LAUNCHED, Event.SETTLED, Event.DECODED)) if "batch" in says else -1
-    return Fields(says, tuple(n for n in _COUNTED if n in says), "rid" in says, least)
-
-
-# Made once, by name: a line is looked at in a few microseconds.
-FIELDS = {event: _fields_of(event) for event in Event}
+EVENT_FIELDS = {event: _COMMON | {"event", "to"} | says for event, says in _SAYS.items()}
+"""All fields of an event's line.  ADMITTED, FILTERED and MERGED have none: they move nothing, and
+a trace tells them as observations."""
+LAUNCH = _COMMON | {"phase", "b", "tokens", "slots", "spec_info", "hidden"}
+OBSERVED = _COMMON | {"what", "facts"}
+KIND_FIELDS: Mapping[str, frozenset[str]] = {
+    "start": _LINE | {"v"} | SETTINGS,
+    "boundary": _COMMON | {"load", "loads"},
+    "plan": _COMMON | {"action", "flush", "seeds", "rids"},
+    "pin": _COMMON | {"pin", "was"},
+    "refused": _COMMON | {"event", "reason"},
+    "violation": _LINE | {"mode", "invariant", "error"},
+    "dropped": _LINE | {"lines"},
+    "end": _COMMON | {"pin", "epoch", "tokens", "left"} | SETTINGS,
+}
 EVENTS: Mapping[str, Event] = dict(Event.__members__)
 PHASES: Mapping[str, Phase] = dict(Phase.__members__)
 INFOS: Mapping[str, SpecInfo] = dict(SpecInfo.__members__)
@@ -64,6 +61,10 @@ class Mismatch(Exception):
         self.text = text
         self.expected = str(expected)
         super().__init__(text, self.expected)
+
+
+class LinesMissing(Mismatch):
+    """The sink dropped lines here: what follows can no longer be judged."""
 
 
 def same(what: str, observed: object, expected: object) -> None:
@@ -89,32 +90,37 @@ def named(what: str, line: dict[str, Any], members: Mapping[str, Any]) -> Any:
         raise Mismatch(text, f"{what}: {', '.join(members)}") from None
 
 
-def check_fields(event: Event, line: dict[str, Any]) -> None:
-    """Raise Mismatch unless the line has the fields of its event, each of its kind."""
-    names, counts, rid, batch = FIELDS[event]
-    given = line.keys() - COMMON
-    if names is _SETTLED:
-        given.difference_update(("accepted", "rids"))
-    if given != names:
-        raise Mismatch(f"fields {sorted(given)}", f"fields {sorted(names)}")
-    for name in counts:
-        count(line, name)
-    if rid and type(line["rid"]) is not str:
-        raise Mismatch(f"rid is {line['rid']!r}", "rid: a text")
-    if batch >= 0:
-        count(line, "batch", batch)
+def check_fields(line: dict[str, Any], names: frozenset[str]) -> None:
+    """Raise Mismatch unless the line has just these fields."""
+    if line.keys() != names:
+        raise Mismatch(f"fields {sorted(line)}", f"fields {sorted(names)}")
+
+
+def text(line: dict[str, Any], name: str) -> str:
+    """A text of the line; raises Mismatch."""
+    value = line[name]
+    if type(value) is not str:
+        raise Mismatch(f"{name} is {value!r}", f"{name}: a text")
+    return value
 
 
 __all__ = [
     "ACTIONS",
     "EVENTS",
+    "EVENT_FIELDS",
     "HIDDEN",
     "INFOS",
+    "KIND_FIELDS",
+    "LAUNCH",
     "MODE_NAMES",
+    "OBSERVED",
     "PHASES",
+    "SETTINGS",
+    "LinesMissing",
     "Mismatch",
     "check_fields",
     "count",
     "named",
     "same",
+    "text",
 ]
