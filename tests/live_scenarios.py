@@ -370,8 +370,8 @@ def main() -> None:
     finally:
         live.engine.close()
     Path(target).write_text(json.dumps(result), encoding="utf-8")
-    if live.fsm is not None and live.fsm.tracing:
-        live.fsm.lifecycle._trace._write.__self__.close()
+    if live.fsm is not None:
+        live.fsm.lifecycle.close()
     # The scheduler leaves threads behind that would keep the process.
     sys.stdout.flush()
     os._exit(0)

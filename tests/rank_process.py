@@ -202,7 +202,7 @@ class Rank:
         """Rank 1 sees a load of its own, and load comes: how the comparison ended it."""
         if self.rank == 1:
             decide, boundary = self.lifecycle.decide, self.lifecycle.boundary
-            self.lifecycle.decide = lambda load, rows: decide(min(load, 3), rows)
+            self.lifecycle.decide = lambda load, rows, rids: decide(min(load, 3), rows, rids)
             self.lifecycle.boundary = lambda load: boundary(min(load, 3))
         else:
             for i in range(6):
@@ -269,7 +269,7 @@ def main() -> None:
     seen = one.result()
     if seen["traced"]:
         # What follows is wrong on purpose, and will stand in the trace.
-        one.lifecycle._trace._write.__self__.flush()
+        one.lifecycle.close()
         shutil.copy(folder / "trace.ndjson", folder / "right.ndjson")
     seen["parted"] = one.part()
     seen["violations_after"] = dict(one.lifecycle.checks.violations)

@@ -344,7 +344,7 @@ def test_the_command_shows_the_first_bad_line(tmp_path: Path) -> None:
     server = Server(1, sink)
     for _ in range(50):
         server.step()
-    sink.close()
+    server.lifecycle.close()
     runner = CliRunner()
     good = runner.invoke(trace_app, ["check", str(path)])
     assert (good.exit_code, "proved" in good.output) == (0, True), good.output
@@ -364,7 +364,7 @@ def test_a_long_trace_is_replayed_whole(tmp_path: Path) -> None:
     server = Server(2, sink)
     for _ in range(8_000):
         server.step()
-    sink.close()
+    server.lifecycle.close()
     found = check_file(path)
     assert found.verdict is Verdict.PROVED
     assert found.lines == len(path.read_bytes().splitlines())

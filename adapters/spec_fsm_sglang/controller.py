@@ -7,6 +7,7 @@ switched on.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from spec_fsm import (
     Action,
     Change,
     Event,
-    FileSink,
     Lifecycle,
     Mode,
     Pin,
@@ -37,6 +37,7 @@ from spec_fsm_sglang.ownership import STRICT
 from spec_fsm_sglang.recovery import Recovery
 from spec_fsm_sglang.rows import RowIds, last_row_of, row_of, rows_of
 from spec_fsm_sglang.sampling import DifferingRequests
+from spec_fsm_sglang.trace_file import TraceFile, committed_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -77,12 +78,16 @@ class Controller:
         )
         # Ranks decide the same (I11); one of them tells.
         trace = config.trace if get_parallel().tp_rank == 0 else None
-        sink = None if trace is None else FileSink(trace)
+        self.trace = TraceFile(trace, get_parallel().dp_rank)
+        sink = self.trace.sink
         self._rerun, self.reruns = config.lost_rows == "rerun", 0
         self.disable_above, self.enable_at = policy.disable_above, policy.enable_threshold
         self.lifecycle = Lifecycle(shape, Policy(policy), stash, trace=sink)
         self.pins = OperatorPin(policy.pin)
         self.tracing = sink is not None
+        if self.tracing:
+            # SGLang's processes end their loops, then themselves.
+            atexit.register(self.lifecycle.close)
         self.worker, self.config = worker, config
         self._rows = RowIds()
         self.settling_plain = False
@@ -148,13 +153,18 @@ class Controller:
             return
         lifecycle = self.lifecycle
         if batch.forward_mode.is_decode():
-            self._next = lifecycle.decide(self._load.of_decode(batch), len(batch.reqs))
+            self._next = self._decide(self._load.of_decode(batch), batch)
             self.settle_first = self._next.settle_first
         else:
             load = self._load.of_prefill(scheduler, batch, plan.running_batch)
             self.settle_first = lifecycle.boundary(load)
         if lifecycle.held and self._mode_log is not None:
             self._mode_log.held(lifecycle.held, lifecycle.mode, lifecycle.lost)
+
+    def _decide(self, load: int, batch: ScheduleBatch) -> Plan:
+        """Return the plan of a decode batch under a load."""
+        rids = rows_of(batch) if self.tracing else ()
+        return self.lifecycle.decide(load, len(batch.reqs), rids)
 
     def _changed(self, change: Change) -> None:
         """The lifecycle has changed its mode."""
@@ -201,7 +211,7 @@ class Controller:
         self._check_relay(batch)
         plan, self._next = self._next, None
         if plan is None or plan.settle_first:
-            plan = self.lifecycle.decide(self._load.rows, len(batch.reqs))
+            plan = self._decide(self._load.rows, batch)
         if self._drained:
             self._drained = False
             self.worker.stash.joined(batch.req_pool_indices, batch.seq_lens)
@@ -251,7 +261,7 @@ class Controller:
             steady.processed += 1
         elif self.tracing:
             rids = result.spec_fsm_rows
-            accepted = result.accept_lens.tolist()
+            accepted = committed_of(batch, result)
             self.lifecycle.settled(action, len(rids), accepted, rids=rids)
         else:
             self.lifecycle.settled(action, len(batch.reqs))
@@ -261,10 +271,11 @@ class Controller:
     def prefilled(self, batch: ScheduleBatch) -> None:
         """A prefill was launched: its rows are covered and seeded up to `extend_end`."""
         for req in batch.reqs:
+            row, end, start = self._rows.of(req), req.extend_end, req.prefix_len
             if req is batch.chunked_req:
-                self.lifecycle.chunked(self._rows.of(req), req.extend_end)
+                self.lifecycle.chunked(row, end, start)
             else:
-                self.lifecycle.joined(self._rows.of(req), req.extend_end)
+                self.lifecycle.joined(row, end, start)
 
     def insertable(self, req: Req, up_to: int, boundary_tokens: int) -> int:
         """How many of the first `up_to` tokens of a request may key a prefix-cache insert (I15).
@@ -297,7 +308,8 @@ class Controller:
             event = Event.ABORTED
         else:
             event = Event.FINISHED
-        return self.lifecycle.left(self._rows.drop(req), event)
+        row = self._rows.drop(req)
+        return self.lifecycle.left(row, event, req.kv.kv_committed_len) if row else 0
 
     # Reseeding
 
@@ -357,6 +369,7 @@ class Controller:
             "reruns": self.reruns,
             "differing_requests": self.differing.seen,
             "refused_requests": self.differing.refused,
+            "trace": self.trace.status(),
             "stash_bytes": 0 if stash is None else stash.nbytes,
         }
 

@@ -31,6 +31,7 @@ _HIDDEN = {mode: Hidden(mode.value) for mode in CaptureHiddenMode}
 _TARGET = {
     ForwardMode.DECODE: Phase.PLAIN_DECODE,
     ForwardMode.TARGET_VERIFY: Phase.VERIFY,
+    ForwardMode.EXTEND: Phase.PREFILL,
 }
 _DRAFT = {
     ForwardMode.DECODE: Phase.DRAFT,
@@ -58,7 +59,8 @@ class LaunchGuard:
         phase = _TARGET.get(forward_batch.forward_mode)
         if phase is not None:
             self._check(phase, forward_batch, _numel(forward_batch.out_cache_loc))
-            self._check_graphs(phase, forward_batch)
+            if phase is not Phase.PREFILL:
+                self._check_graphs(phase, forward_batch)
 
     def _check_graphs(self, phase: Phase, forward_batch: ForwardBatch) -> None:
         """I2, its graph half: the graphs the target would replay are of this mode and width."""
@@ -106,7 +108,8 @@ class LaunchGuard:
         ):
             lifecycle.checks.launches += 1
             return
-        width = self._num_draft_tokens if phase is Phase.SEED_EXTEND else None
+        # A prefill is ragged: its width is the sum of its rows.
+        width = {Phase.SEED_EXTEND: self._num_draft_tokens, Phase.PREFILL: tokens}.get(phase)
         lifecycle.check_launch(phase, b, tokens, slots, spec_info, hidden, width)
 
 

@@ -127,6 +127,9 @@ def resolve_spec_v2_tokens(
     recovery = controller.recovery
     if recovery.due is None:
         try:
+            if controller.tracing:
+                # It says how much of a result a grammar keeps; SGLang advances it once.
+                processor.advance_grammar_fsm(result, batch)
             controller.settled(batch, result)
         except Exception as error:
             recovery.caught(error)
@@ -149,7 +152,7 @@ def plain_tokens(processor: Any, result: Any, batch: Any) -> list[list[int]]:
     retracted commits nothing, a grammar keeps what it accepts.
     """
     processor.advance_grammar_fsm(result, batch)
-    tokens = [[token] for token in result.next_token_ids.tolist()]
+    tokens: list[list[int]] = [[token] for token in result.next_token_ids.tolist()]
     for i, req in enumerate(batch.reqs):
         if req.is_retracted or req.finished():
             continue

@@ -164,8 +164,7 @@ def _traced(world: World) -> dict[str, Any] | None:
 def finish(world: World) -> None:
     """Ends the engine and writes the trace's last lines."""
     world.engine.close()
-    if world.trace is not None:
-        world.lifecycle._trace._write.__self__.close()
+    world.lifecycle.close()
 
 
 def main() -> None:

@@ -378,9 +378,9 @@ class World(Played):
     def _watch_departures(self) -> None:
         left = self.lifecycle.left
 
-        def counted(rid: str, event: Any) -> int:
+        def counted(rid: str, event: Any, committed: int) -> int:
             self.departures[event.name] += 1
-            return int(left(rid, event))
+            return int(left(rid, event, committed))
 
         self.lifecycle.left = counted
 
