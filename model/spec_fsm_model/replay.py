@@ -6,6 +6,7 @@ what a real worker did.  When a change of mode was due is asked of a real `Polic
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +71,12 @@ _WHILE_LAUNCHING = LEAVING | {
 _COMPUTED = frozenset({Event.PREFILLED, Event.PREFILLED_CHUNK})
 
 
+_FORKED = (
+    "_due", "_flights", "_launching", "_ledger", "_policy", "_rows", "edges",
+)  # fmt: skip
+"""What a fork copies; the rest is never changed in place."""
+
+
 class Flight(NamedTuple):
     """A decode launch in flight, as its plan, its LAUNCHED line and the flush after it told."""
 
@@ -91,10 +98,15 @@ class Replay:
         self._mode = _SPEC
         self._time = self._at = self._loads = self._epoch = 0
         self._told = ""  # the guard a refused line told of last
+        self._settings: dict[str, Any] = {}
         self._rows = Rows()
         self._flights: deque[Flight] = deque()
         self._due: deque[tuple[str, dict[str, object]]] = deque()
         self._launching: Launching | None = None
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """What takes which line."""
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
             "boundary": self._boundary,
             "event": self._event,
@@ -120,6 +132,14 @@ class Replay:
             Event.DRAINED: self._drained,
             **dict.fromkeys(LEAVING, self._left),
         }
+
+    def fork(self) -> Replay:
+        """Return a copy that goes its own way from here."""
+        other = copy.copy(self)
+        kept = {name: getattr(self, name) for name in _FORKED if hasattr(self, name)}
+        vars(other).update(copy.deepcopy(kept))
+        other._dispatch()
+        return other
 
     def take(self, line: dict[str, Any]) -> None:
         """One line; raises Mismatch, after which the replay is of no more use."""
@@ -173,6 +193,8 @@ class Replay:
         return self._launching.missing() if self._launching is not None else ""
 
     def _start(self, line: dict[str, Any]) -> None:
+        if self._settings:
+            raise Mismatch("a second start", "one at line 0")
         self._settings = {name: line[name] for name in SETTINGS}
         try:
             self._shape = Shape(**line["shape"])

@@ -76,6 +76,16 @@ def check_file(path: Path) -> TraceChecked:
     return check_lines(read_trace(path))
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a trace file, which may be in gzip; raises TraceError."""
+    if path.suffix != ".gz":
+        return list(read_trace(path))
+    with tempfile.NamedTemporaryFile(suffix=".ndjson") as plain:
+        plain.write(gzip.decompress(path.read_bytes()))
+        plain.flush()
+        return list(read_trace(plain.name))
+
+
 def check_lines(lines: Iterable[dict[str, Any]]) -> TraceChecked:
     """Replay trace lines in order, up to the first bad one."""
     found, replay = TraceChecked(), Replay()
@@ -141,4 +151,4 @@ def in_order(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield line
 
 
-__all__ = ["TraceChecked", "check_file", "check_lines", "in_order", "run"]
+__all__ = ["TraceChecked", "check_file", "check_lines", "in_order", "lines_of", "run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,8 @@ from rich.console import Console
 from spec_fsm_model.cli_parts import AsJson
 from spec_fsm_model.explore import Verdict
 from spec_fsm_model.report import write
-from spec_fsm_model.trace_check import TraceChecked, check_file
+from spec_fsm_model.tamper import tamper
+from spec_fsm_model.trace_check import TraceChecked, check_file, lines_of
 
 trace_app = typer.Typer(no_args_is_help=True, help="Hold what a worker did against the table.")
 LEAST = 100_000
@@ -55,6 +57,46 @@ def _bad(found: TraceChecked) -> list[str]:
     if found.expected:
         lines.append(f"  expected: {found.expected}")
     return lines
+
+
+@trace_app.command("tamper")
+def trace_tamper(
+    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False)],
+    every: Annotated[
+        bool, typer.Option("--every-kind", help="Fail if no trace holds one of the kinds.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change one line of a trace at a time: it must no longer be proved.
+
+    By kind of line and change.  Exit code 0 if no change is accepted; times, texts and the
+    engine's own observations are explained.
+    """
+    try:
+        found = tamper(lines_of(file) for file in files)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="FILES") from None
+    console, rows = Console(stderr=as_json), defaultdict(list)
+    for kind, change in found.outcomes:
+        rows[kind, found.verdict(kind, change)].append(change)
+    for (kind, verdict), names in sorted(rows.items()):
+        text = f"{kind}: {verdict}: {len(names)}" + (
+            "" if verdict == "refused" else f" ({', '.join(sorted(names))})"
+        )
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        for name in names if verdict == "accepted" else ():
+            console.print(f"  {name}: {found.examples[kind, name]}", markup=False, soft_wrap=True)
+    for kind in found.missing():
+        console.print(f"no trace holds: {kind}", markup=False, highlight=False, soft_wrap=True)
+    counts = found.counts()
+    console.print(
+        f"tamper: {len(found.outcomes)} kinds, {counts['refused']} refused, "
+        f"{counts['explained']} explained, {counts['accepted']} accepted",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    if as_json:
+        write([json.dumps({"kinds": len(found.outcomes), **counts, "missing": found.missing()})])
+    raise typer.Exit(int(bool(counts["accepted"] or (every and found.missing()))))
 
 
 @trace_app.command("bench")
