@@ -83,20 +83,23 @@ def test_membership_lines_of_a_trace() -> None:
     """A row that comes, leaves or is made lost leaves its figures in the trace."""
     sink = ListSink()
     lifecycle = in_mode(Mode.PLAIN, trace=sink)
-    lifecycle.chunked("new", 3)
-    lifecycle.joined("new", 5)
-    lifecycle.left("r0", Event.RETRACTED)
+    lifecycle.chunked("new", 3, 1)
+    lifecycle.joined("new", 5, 3)
+    lifecycle.left("r0", Event.RETRACTED, 12)
     lifecycle.noted(Event.MERGED, 2)
     lifecycle.weights_changed()
-    same = {"kind": "event", "mode": "PLAIN", "to": "PLAIN", "unsettled": 0}
-    chunk = {"event": "PREFILLED_CHUNK", "rows": 2, "rid": "new", "committed": 3}
+    same = {"kind": "event", "at": 1, "mode": "PLAIN", "to": "PLAIN", "unsettled": 0}
+    same["in_flight"] = 0
+    chunk = {"event": "PREFILLED_CHUNK", "rows": 2, "rid": "new", "committed": 3, "cached": 1}
     assert lines_of(sink, "PREFILLED_CHUNK") == [{**same, **chunk}]
     joined = {"event": "PREFILLED", "rows": 3, "rid": "new", "committed": 5}
+    joined |= {"cached": 3, "chunks": 1}
     assert lines_of(sink, "PREFILLED")[-1] == {**same, **joined}
-    left = {"event": "RETRACTED", "rows": 2, "rid": "r0", "gap": 5}
+    left = {"event": "RETRACTED", "rows": 2, "rid": "r0", "gap": 5, "committed": 12}
     assert lines_of(sink, "RETRACTED") == [{**same, **left}]
-    assert lines_of(sink, "MERGED") == [{**same, "event": "MERGED", "rows": 2, "batch": 2}]
-    changed = {"event": "WEIGHTS_CHANGED", "rows": 2, "lost": 1}
+    noted = [line for line in sink.lines if line.get("what") == "MERGED"]
+    assert [line["facts"] for line in noted] == [{"batch": 2}]
+    changed = {"event": "WEIGHTS_CHANGED", "rows": 2, "lost": 1, "epoch": 1}
     assert lines_of(sink, "WEIGHTS_CHANGED") == [{**same, **changed}]
 
 

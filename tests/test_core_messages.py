@@ -292,14 +292,14 @@ def test_what_a_wrong_setting_says(act: Callable[[], object], text: str) -> None
         (
             1,
             {"seq": 1, "kind": "start"},
-            "line 1 is of the wrong kind (observed start, expected event, obs, plan, refused,"
-            " violation)",
+            "line 1 is of the wrong kind (observed start, expected boundary, dropped, end,"
+            " event, obs, pin, plan, refused, violation)",
         ),
         (
             1,
             {"seq": 1, "kind": "what"},
-            "line 1 is of the wrong kind (observed what, expected event, obs, plan, refused,"
-            " violation)",
+            "line 1 is of the wrong kind (observed what, expected boundary, dropped, end,"
+            " event, obs, pin, plan, refused, violation)",
         ),
         (
             2,
@@ -308,8 +308,8 @@ def test_what_a_wrong_setting_says(act: Callable[[], object], text: str) -> None
         ),
         (
             0,
-            {"seq": 0, "kind": "start", "v": 2},
-            "the trace is of another version (observed 2, expected 1)",
+            {"seq": 0, "kind": "start", "v": 1},
+            "the trace is of another version (observed 1, expected 2)",
         ),
     ],
 )

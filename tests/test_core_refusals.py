@@ -142,8 +142,12 @@ def test_refusals_are_traced_with_their_reason() -> None:
     kept = {k: v for k, v in sink.lines[-1].items() if k not in ("seq", "t_ns")}
     assert kept == {
         "kind": "refused",
-        "event": "RESEEDED",
+        "at": 0,
         "mode": "SPEC",
+        "rows": 0,
+        "unsettled": 0,
+        "in_flight": 0,
+        "event": "RESEEDED",
         "reason": "no row has a gap",
     }
 

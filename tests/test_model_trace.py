@@ -13,7 +13,18 @@ import pytest
 from typer.testing import CliRunner
 
 from core_support import HIGH, LOW, TREE, make
-from spec_fsm import Action, Event, FileSink, Hidden, ListSink, Mode, Phase, Pin, SpecInfo, StashConfig
+from spec_fsm import (
+    Action,
+    Event,
+    FileSink,
+    Hidden,
+    ListSink,
+    Mode,
+    Phase,
+    Pin,
+    SpecInfo,
+    StashConfig,
+)
 from spec_fsm._table import EDGES
 from spec_fsm_model import trace_cli
 from spec_fsm_model.cli import trace_app

@@ -126,25 +126,33 @@ def _values(value: Any) -> Iterator[tuple[str, Any]]:
             for how, other in _values(inner):
                 yield f"{name} {how}", {**value, name: other}
     elif isinstance(value, list):
-        yield "longer", [*value, *(value[-1:] or [0])]
-        if value:
-            yield "shorter", value[:-1]
-            for how, other in _values(value[0]):
-                yield f"first {how}", [other, *value[1:]]
-        if len(value) > 1 and value[0] != value[-1]:
-            yield "exchanged", [value[-1], *value[1:-1], value[0]]
+        yield from _lists(value)
     elif isinstance(value, str):
-        for names in _NAMES:
-            members = list(names.__members__)
-            if value in members:
-                i = members.index(value)
-                yield f"another {names.__name__}", members[i - 1]
-                yield f"third {names.__name__}", members[i - 2]
-        yield "renamed", value + "x"
+        yield from _texts(value)
     elif type(value) is int:
         yield "+1", value + 1
         yield "-1", value - 1
         yield "a text", str(value)
+
+
+def _lists(value: list[Any]) -> Iterator[tuple[str, Any]]:
+    yield "longer", [*value, *(value[-1:] or [0])]
+    if value:
+        yield "shorter", value[:-1]
+        for how, other in _values(value[0]):
+            yield f"first {how}", [other, *value[1:]]
+    if len(value) > 1 and value[0] != value[-1]:
+        yield "exchanged", [value[-1], *value[1:-1], value[0]]
+
+
+def _texts(value: str) -> Iterator[tuple[str, Any]]:
+    for names in _NAMES:
+        members = list(names.__members__)
+        if value in members:
+            i = members.index(value)
+            yield f"another {names.__name__}", members[i - 1]
+            yield f"third {names.__name__}", members[i - 2]
+    yield "renamed", value + "x"
 
 
 def _bare(line: Line) -> Line:
@@ -155,7 +163,7 @@ def tamper(traces: Iterable[list[Line]], samples: int = SAMPLES) -> Tampered:
     """Tamper with lines of each kind; raises ValueError if a trace is not proved as it is."""
     found = Tampered()
     rnd = random.Random(1)
-    left = Counter({kind: samples for kind in every_kind()})
+    left = Counter(dict.fromkeys(every_kind(), samples))
     for lines in traces:
         if (checked := check_lines(lines)).verdict is not Verdict.PROVED:
             raise ValueError(f"a trace is not proved to begin with: {checked.text}")

@@ -6,8 +6,8 @@ Replay is deterministic: the trace says enough that nothing has to be guessed.
 | of the model | of the trace | of the worker |
 |---|---|---|
 | mode, edge, guards | mode, to, event | Lifecycle.mode |
-| State, moved by the table's effects | rows, unsettled, in_flight, gap | Ledger, moved by its own methods |
-| Policy, asked at each boundary | boundary: load; LOAD_ROSE, LOAD_FELL, refused, pin | Policy.event |
+| State, moved by the table's effects | rows, unsettled, in_flight, gap | Ledger, by its methods |
+| Policy, asked at each boundary | boundary, LOAD_ROSE, LOAD_FELL, refused, pin | Policy.event |
 | plan of (mode, largest gap) | plan: action, flush, seeds | Lifecycle.plan_decode |
 | rows that may be in a launch, and sit out | plan: rids | ScheduleBatch.reqs |
 | laws of a phase, order of a launch's forwards | obs | ForwardBatch at ModelRunner.forward |
@@ -78,12 +78,7 @@ def check_file(path: Path) -> TraceChecked:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """The lines of a trace file, which may be in gzip; raises TraceError."""
-    if path.suffix != ".gz":
-        return list(read_trace(path))
-    with tempfile.NamedTemporaryFile(suffix=".ndjson") as plain:
-        plain.write(gzip.decompress(path.read_bytes()))
-        plain.flush()
-        return list(read_trace(plain.name))
+    return list(read_trace(path))
 
 
 def check_lines(lines: Iterable[dict[str, Any]]) -> TraceChecked:
