@@ -32,11 +32,11 @@ Every line but `start`, `dropped` and `violation` tells where the lifecycle stan
 |       | upper, lower | FLUSHED, SLICE_DONE |
 |       | why, forwards | RESEED_FAILED |
 |       | lost, epoch | WEIGHTS_CHANGED: rows it made lost |
-|       | epoch | CACHE_FLUSHED; epoch counts these and the changes of weights |
+|       | epoch | CACHE_FLUSHED; epoch counts these, changes of weights, and pins |
 | plan | action, flush, seeds, rids | a decode batch was planned; its rows in order |
 | obs | phase, b, tokens, slots, spec_info, hidden | a forward passed its check |
 | obs | what, facts | the engine observed something of its own |
-| pin | pin, was | the operator pinned or released |
+| pin | pin, was, epoch | the operator pinned or released |
 | refused | event, reason | an event changed nothing |
 | violation | mode, invariant, error | a check failed |
 | dropped | lines | so many lines are missing here: the sink could not keep up |
@@ -212,7 +212,9 @@ class Tracer:
 
     def pinned(self, where: Where, pin: Pin, was: Pin) -> None:
         """The operator pinned or released."""
-        self._write({**self._line("pin", where), "pin": pin.name, "was": was.name})
+        self._epoch += 1
+        told = {"pin": pin.name, "was": was.name, "epoch": self._epoch}
+        self._write({**self._line("pin", where), **told})
 
     def refused(self, where: Where, event: Event, reason: str) -> None:
         """An event changed nothing."""

@@ -384,20 +384,12 @@ def test_a_long_trace_is_replayed_whole(tmp_path: Path) -> None:
 
 # -- files --------------------------------------------------------------------------------
 
-DEMO = Path(__file__).parent / "traces" / "demo.ndjson.gz"
-
-
-def test_the_committed_trace_of_a_demo_is_a_path() -> None:
-    """`make demo` on SmolLM2 behind SGLang's HTTP server: off and on twice, every line a step."""
-    found = check_file(DEMO)
-    assert found.verdict is Verdict.PROVED, found
-    assert found.lines > 2_000
-    assert found.edges["LOAD_ROSE in SPEC"] == found.edges["RESEEDED in RESEEDING"] == 2
+WORKER = Path(__file__).parent / "traces" / "tree-overlap.ndjson.gz"
 
 
 def test_a_bad_line_of_a_packed_trace_is_shown(tmp_path: Path) -> None:
     """A trace in gzip is unpacked and replayed like any other."""
-    lines = gzip.decompress(DEMO.read_bytes()).splitlines(keepends=True)
+    lines = gzip.decompress(WORKER.read_bytes()).splitlines(keepends=True)
     bad = tmp_path / "bad.ndjson.gz"
     bad.write_bytes(gzip.compress(b"".join([*lines[:500], *lines[501:]])))
     assert (check_file(bad).verdict, check_file(bad).bad_line) == (Verdict.REFUTED, 500)
@@ -407,15 +399,15 @@ def test_the_bench_prints_lines_a_second(tmp_path: Path, monkeypatch: pytest.Mon
     """Its exit code says whether there were 100,000; a bad trace is shown, and not measured."""
     runner = CliRunner()
     monkeypatch.setattr(trace_cli, "LEAST", 1)
-    fast = runner.invoke(trace_app, ["bench", str(DEMO), "--seconds", "0.1", "--json"])
+    fast = runner.invoke(trace_app, ["bench", str(WORKER), "--seconds", "0.1", "--json"])
     assert fast.exit_code == 0, fast.output
     said = json.loads(fast.stdout.strip().splitlines()[-1])
     assert said["lines_per_second"] > 1_000
-    assert said["lines"] == check_file(DEMO).lines
+    assert said["lines"] == check_file(WORKER).lines
     monkeypatch.setattr(trace_cli, "LEAST", 10**9)
-    slow = runner.invoke(trace_app, ["bench", str(DEMO), "--seconds", "0.01"])
+    slow = runner.invoke(trace_app, ["bench", str(WORKER), "--seconds", "0.01"])
     assert (slow.exit_code, "not at least 1,000,000,000" in slow.output) == (1, True)
     bad = tmp_path / "bad.ndjson"
-    bad.write_bytes(b"".join(gzip.decompress(DEMO.read_bytes()).splitlines(keepends=True)[1:]))
+    bad.write_bytes(b"".join(gzip.decompress(WORKER.read_bytes()).splitlines(keepends=True)[1:]))
     refuted = runner.invoke(trace_app, ["bench", str(bad)])
     assert (refuted.exit_code, "line 0 (counted from 0)" in refuted.output) == (1, True)

@@ -139,8 +139,7 @@ class Replay(Replayed):
         return Arg(known=known, lost=lost - ledger.lost, oldest=oldest)
 
     def _emptied(self, line: dict[str, Any], _: Event) -> Arg:
-        self._epoch += 1
-        same("epoch", line["epoch"], self._epoch)
+        self._outer(line)
         return _NO_ARG
 
     def _weights(self, line: dict[str, Any], event: Event) -> Arg:
@@ -277,6 +276,10 @@ class Replay(Replayed):
         if b != len(launching.rids):
             raise Mismatch(f"{phase.name} of {b} rows", f"the plan's {len(launching.rids)} rows")
         launching.forward(phase)
+        if phase is Phase.DRAFT:
+            # The window or the drafts' own slots: one of the two, as the device has it.
+            self._draft_slots = self._draft_slots or slots // b
+            same("slots a row", slots // b, self._draft_slots)
 
 
 __all__ = ["Mismatch", "Replay"]

@@ -41,6 +41,8 @@ class Launching:
     def _in_turn(self, phase: Phase) -> bool:
         count, plan = self._count, self.plan
         plain = plan.action is Action.PLAIN
+        if phase is Phase.FLUSH and (count[phase] or count[Phase.SEED_EXTEND]):
+            return False
         if phase in _REBUILDS:
             ahead = bool(plan.flush_upper) and bool(count[Phase.PLAIN_DECODE])
             return ahead if plain else plan.action is Action.RESEED and not self.reseeded

@@ -67,6 +67,7 @@ class Replayed:
         self._mode = Mode.SPEC
         self._time = self._at = self._loads = self._epoch = 0
         self._told = ""  # the guard a refused line told of last
+        self._draft_slots = 0  # of a row, in the first draft
         self._settings: dict[str, Any] = {}
         self._rows = Rows()
         self._flights: deque[Flight] = deque()
@@ -208,6 +209,12 @@ class Replayed:
         if pin is self._policy.pin:
             raise Mismatch(f"pin is {pin.name} already", "another pin")
         self._policy.pin = pin
+        self._outer(line)
+
+    def _outer(self, line: dict[str, Any]) -> None:
+        """Count what came from outside: a pin, an emptied cache, new weights."""
+        self._epoch += 1
+        same("epoch", line["epoch"], self._epoch)
 
     def _take_due(self, line: dict[str, Any]) -> None:
         fields = self._due[0][1]

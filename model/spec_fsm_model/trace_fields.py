@@ -40,7 +40,7 @@ KIND_FIELDS: Mapping[str, frozenset[str]] = {
     "start": _LINE | {"v"} | SETTINGS,
     "boundary": _COMMON | {"load", "loads"},
     "plan": _COMMON | {"action", "flush", "seeds", "rids"},
-    "pin": _COMMON | {"pin", "was"},
+    "pin": _COMMON | {"pin", "was", "epoch"},
     "refused": _COMMON | {"event", "reason"},
     "violation": _LINE | {"mode", "invariant", "error"},
     "dropped": _LINE | {"lines"},
