@@ -23,8 +23,9 @@ Every line but `start`, `dropped` and `violation` tells where the lifecycle stan
 |       | rid, committed, cached, chunks | PREFILLED: positions, those that were not computed now, |
 |       |                                | and chunks before this one |
 |       | rid, committed, cached | PREFILLED_CHUNK |
-|       | rid, gap, committed | FINISHED, RETRACTED, ABORTED; gap is committed - covered of |
-|       |                     | settled launches, `committed` the engine's own count |
+|       | rid, gap, committed, epoch | FINISHED, RETRACTED, ABORTED; gap is committed - |
+|       |                            | covered of settled launches, `committed` the |
+|       |                            | engine's own count |
 |       | rid | STASH_DROPPED |
 |       | action, batch, flush | LAUNCHED, decode launches only |
 |       | action, batch, accepted, | SETTLED, DECODED: positions each row committed (0: it had |
@@ -180,6 +181,7 @@ class Tracer:
             self._chunks[line["rid"]] += 1
         elif event in LEAVING:
             self._left[event.name] += 1
+            line["epoch"] = self._epoch
             self._chunks.pop(line["rid"], None)
         elif event is Event.RESEED_FAILED:
             line["forwards"] = self._forwards.pop() if self._forwards else 0

@@ -95,7 +95,7 @@ def test_membership_lines_of_a_trace() -> None:
     joined = {"event": "PREFILLED", "rows": 3, "rid": "new", "committed": 5}
     joined |= {"cached": 3, "chunks": 1}
     assert lines_of(sink, "PREFILLED")[-1] == {**same, **joined}
-    left = {"event": "RETRACTED", "rows": 2, "rid": "r0", "gap": 5, "committed": 12}
+    left = {"event": "RETRACTED", "rows": 2, "rid": "r0", "gap": 5, "committed": 12, "epoch": 0}
     assert lines_of(sink, "RETRACTED") == [{**same, **left}]
     noted = [line for line in sink.lines if line.get("what") == "MERGED"]
     assert [line["facts"] for line in noted] == [{"batch": 2}]

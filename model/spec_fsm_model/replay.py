@@ -133,6 +133,7 @@ class Replay(Replayed):
     def _left(self, line: dict[str, Any], event: Event) -> Arg:
         ledger, rid = self._ledger, text(line, "rid")
         self._rows.leave(line, event)
+        same("epoch", line["epoch"], self._epoch)
         known, lost = int(rid in ledger), ledger.lost
         same("gap", line["gap"], ledger.leave(rid))
         oldest = ledger.state(0, 0).oldest

@@ -27,7 +27,7 @@ _SAYS: dict[Event, frozenset[str]] = {
     Event.DECODED: _RESULT,
     Event.FLUSHED: frozenset({"upper", "lower"}),
     Event.STASH_DROPPED: frozenset({"rid"}),
-    **{event: frozenset({"rid", "gap", "committed"}) for event in LEAVING},
+    **{event: frozenset({"rid", "gap", "committed", "epoch"}) for event in LEAVING},
     Event.CACHE_FLUSHED: frozenset({"epoch"}),
     Event.WEIGHTS_CHANGED: frozenset({"lost", "epoch"}),
 }

@@ -19,6 +19,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+import msgspec  # noqa: E402
+
 from live import CHAIN, TREE  # noqa: E402
 from spec_fsm.modes import Mode  # noqa: E402
 
@@ -215,6 +217,18 @@ def play(name: str, target: Path) -> None:
         live.fsm.lifecycle.close()
 
 
+def two_in_flight() -> list[dict[str, Any]]:
+    """An engine with two results in flight, which SGLang has not: a plain one while it drains."""
+    from spec_fsm_model.trace_check import lines_of
+    from test_model_trace import history
+
+    target = HERE / "two-in-flight.ndjson.gz"
+    encode = msgspec.json.Encoder().encode
+    lines = b"".join(encode(line) + b"\n" for line in history(2, 30))
+    target.write_bytes(gzip.compress(lines, 9, mtime=0))
+    return lines_of(target)
+
+
 def make(names: list[str]) -> int:
     """Make the traces named, or all, and look at all; returns the exit code."""
     from spec_fsm_model.explore import Verdict
@@ -240,6 +254,7 @@ def make(names: list[str]) -> int:
             if found.text:
                 print(f"  line {found.bad_line}: {found.text}; expected {found.expected}")
                 print(f"  {json.dumps(found.line)}")
+    missing -= {kind_of(line) for line in two_in_flight()}
     for kind in sorted(missing):
         print(f"no trace holds: {kind}")
     print(f"{size} bytes together")
