@@ -5,7 +5,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
   && echo $$p && break; done)
 RUN := .venv/bin/python -m
 
-.PHONY: help demo test run lint docs env clean fuzz mutants trials
+.PHONY: help demo test run lint docs env clean fuzz mutants trials traces
 MINUTES ?= 30
 
 help: ## this list
@@ -28,6 +28,9 @@ fuzz: env ## the real scheduler and worker under random histories: make fuzz MIN
 
 mutants: env ## mutation testing of spec_fsm/, written to docs/mutants.md (half an hour)
 	@$(RUN) scripts.mutants
+
+traces: env ## the traces of the real worker in tests/traces/, made anew
+	@OMP_NUM_THREADS=1 SPEC_FSM_STRICT=1 PYTHONPATH=tests .venv/bin/python tests/traces/make.py
 
 trials: env ## the long trials whose sources changed: make trials ARGS="--list", ARGS=fuzz
 	@$(RUN) scripts.trials $(ARGS)

@@ -8,6 +8,7 @@ import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from spec_fsm import trace_file
 from spec_fsm.errors import ConfigError
 from spec_fsm_sglang import running_cap, start, stash_size
 from spec_fsm_sglang.config import ENV_VAR
@@ -32,6 +33,8 @@ def run(argv: list[str], config: Config | None, *, cpu_overlap: bool = False) ->
     if config is not None and asked is not None and asked.isdecimal():
         # Known before SGLang is imported; what its own config file says comes later.
         _refuse(running_cap.problem(config.disable_above, int(asked)))
+    if config is not None and config.trace is not None:
+        _refuse(trace_file.problem(config.trace))
     if on_cpu(argv):
         from spec_fsm_sglang.cpu_ops import server as cpu_server
 
