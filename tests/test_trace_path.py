@@ -19,7 +19,7 @@ def test_a_path_that_fails_is_refused_before_the_model_is_loaded(
 ) -> None:
     """`serve` ends with one line that names the path; nothing of SGLang was asked for."""
     config = Config.of({"disable_above": 4, "trace": str(tmp_path / path)})
-    with pytest.raises(ConfigError, match="trace file .* cannot be written") as caught:
+    with pytest.raises(ConfigError, match=r"trace file .* cannot be written") as caught:
         serve.run(["--model-path", "none"], config)
     assert "\n" not in str(caught.value)
 
