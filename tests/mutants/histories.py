@@ -31,7 +31,8 @@ class History:
     """What is played over a setup. tests: run by pytest in its place.
 
     only: modules of which this judges mutants, all if there are none.  start: a cold one's
-    configuration, where it is not the setup's.
+    configuration, where it is not the setup's.  slip: of `recovery_run.py`, played in place of
+    the events on a server that recovers.
     """
 
     name: str
@@ -40,15 +41,28 @@ class History:
     tests: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     start: Configuration | None = None
+    slip: str = ""
 
     def play(self, world: Any) -> None:
         """Over a running engine; raises what is wrong, and if the checks were not made."""
+        if self.slip:
+            recover(world, self.slip)
+            return
         before = world.lifecycle.checks.as_dict()
         world.run(self.events)
         after = world.lifecycle.checks.as_dict()
         idle = [name for name in ALWAYS if after[name] == before[name]]
         if idle:
             raise AssertionError(f"never evaluated: {', '.join(idle)}")
+
+
+def recover(world: Any, slip: str) -> None:
+    """A law is violated once or for ever, and the server goes on; raises what is wrong."""
+    import recovery_run
+
+    wrong = recovery_run.problem(slip, recovery_run.played(world, slip))
+    if wrong:
+        raise AssertionError(f"recovery: {wrong}")
 
 
 def _many(*requests: tuple[int, int, str]) -> list[Event]:
@@ -116,6 +130,8 @@ ENDS: list[Event] = [
     ["step", 2], ["pin", 2], ["step", 4], ["pin", 0], ["idle", 0],
 ]
 
+RECOVERY = ("flight_record", "recoverable", "recovery")
+
 CONFIGURATIONS = {
     setup.name: setup
     for setup in (
@@ -161,15 +177,21 @@ HISTORIES = {
                 {**FSM, "pin": "auto", "dwell": 3, "strategy": "extend"},
             ),
         ),
+        *(
+            History(f"a violation: {slip}", "tree-overlap", slip=slip, only=RECOVERY)
+            for slip in ("guard_verify:once", "settled:once", "boundary:ever")
+        ),
         History(
             "the start's own tests", "chain-overlap-start",
             tests=(
                 "test_config.py", "test_compat.py", "test_stash.py", "test_host_lengths.py",
-                "test_operator_pin.py", "test_graphs.py", "test_cli.py::test_cap_problem",
+                "test_operator_pin.py", "test_graphs.py", "test_graph_state.py",
+                "test_cli.py::test_cap_problem",
             ),
             only=(
-                "compat", "config", "graph_state", "guard", "host_lengths", "operator_pin",
-                "plugin", "running_cap", "stash",
+                "compat", "config", "failures", "graph_state", "guard", "host_lengths",
+                "in_force", "operator_pin", "plugin", "running_cap", "start", "stash",
+                "stash_size",
             ),
         ),
     )

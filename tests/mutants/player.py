@@ -85,6 +85,7 @@ def warm(setup: Setup, folder: Path) -> Play:
 
     from fuzz.process import start
 
+    os.environ["SPEC_FSM_FLIGHT_DIR"] = str(folder)
     world = start(setup.configuration, folder, traced=False)
     world.scheduler.grammar_manager.grammar_backend.reset = lambda: None
     for history in HISTORIES.values():
@@ -96,7 +97,8 @@ def warm(setup: Setup, folder: Path) -> Play:
     def play(history: History, mutant: Mutant | None) -> None:
         import fault_run
 
-        fault_run.restart_loop(world)
+        if not history.slip:  # whose play begins so itself
+            fault_run.restart_loop(world)
         if mutant is not None and not put.into_running(mutant):
             return
         history.play(world)
