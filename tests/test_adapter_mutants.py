@@ -28,7 +28,9 @@ def outer():
 
 
 def record() -> dict[str, Any]:
-    """What `make trials ARGS=adapter-mutants` found."""
+    """What `make trials ARGS=adapter-mutants` found; one never run is stale, which fails none."""
+    if not page.RECORD.exists():
+        pytest.skip("never run: make trials ARGS=adapter-mutants")
     found: dict[str, Any] = json.loads(page.RECORD.read_text(encoding="utf-8"))
     return found
 
