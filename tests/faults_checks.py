@@ -46,6 +46,19 @@ def reserve_committed(world: World) -> None:
     _after_run(world, change)
 
 
+@fault("a launch is planned with a reserve one slot short of what it may need", "I5", overlap=False)
+def reserve_short(world: World) -> None:
+    """Committed is below reserved, so only what is to come is too much."""
+    from spec_fsm import laws
+
+    def around(plan: Any, batch: Any) -> Any:
+        kv = batch.reqs[0].kv
+        kv.kv_allocated_len = kv.kv_committed_len + laws.alloc_len(world.lifecycle.shape) - 1
+        return plan(batch)
+
+    wrap(world.fsm, "plan_decode", around)
+
+
 @fault("two rows own one slot", "I6", overlap=False)
 def slot_shared(world: World) -> None:
     """A slot looked up under another row is written into the table."""
