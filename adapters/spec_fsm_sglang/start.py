@@ -281,17 +281,24 @@ def refuse_late(refusal: str) -> NoReturn:
 def end_start() -> NoReturn:
     """End the process that starts the others, by `late_refusal`: exit, or again without us.
 
-    Raises SystemExit. Only a command is started again, never a program that uses SGLang's Engine.
+    A command ends here: SGLang has threads and sockets by now that an interpreter which goes down
+    waits for. A program that uses SGLang's Engine gets SystemExit, and is never started again.
     """
-    config = Config.from_env()
-    if config is not None and config.late_refusal == "restart" and _is_command():
-        from sglang.srt.utils import kill_process_tree
+    if not _is_command():
+        raise SystemExit(REFUSED)
+    from sglang.srt.utils import kill_process_tree
 
+    config = Config.from_env()
+    again = config is not None and config.late_refusal == "restart"
+    if again:
         say("starting again without the plugin")
-        kill_process_tree(os.getpid(), include_parent=False)
+    kill_process_tree(os.getpid(), include_parent=False)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if again:
         command = [sys.executable, *sys.orig_argv[1:], *RESTART_FLAGS]
         os.execve(sys.executable, command, _environment)
-    raise SystemExit(REFUSED)
+    os._exit(REFUSED)
 
 
 def _is_command() -> bool:
