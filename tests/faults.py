@@ -155,7 +155,7 @@ def stale_new_lens(world: World) -> None:
     _result(change)
 
 
-@fault("a plain result is not marked as one", "UnownedWrite")
+@fault("a plain result is not marked as one", "I5")
 def forget_launched(world: World) -> None:
     """Its settling is then that of a speculative round."""
     world.fsm.launched = lambda batch, plan, result: None

@@ -284,7 +284,7 @@ def cut_too_short(world: World) -> None:
     wrap(world.fsm, "insertable", around)
 
 
-@fault("a row that leaves stays on the ledger", "I7")
+@fault("a row that leaves stays on the ledger", "I15")
 def forget_left(world: World) -> None:
     """One of the two ways out is not hooked."""
     world.fsm._forget = lambda req: 0

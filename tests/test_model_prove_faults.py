@@ -173,11 +173,20 @@ FAULTS: dict[str, tuple[Rules, str]] = {
         matrix(M.SPEC, *ALLOWED[M.SPEC], Phase.PLAIN_DECODE),
         "CARRIES",
     ),
+    "a round that commits one too many": (
+        row("ROW_ACCEPT", committed=lambda _, after: after.committed + 1),
+        "ROOM",
+    ),
     "a drain that changes something": (
         edge(M.DRAINING, E.DRAINED, effects=("ROW_IN",)),
         "DRAINED IS IDLE",
     ),
 }
+
+
+FOLLOWS = {"RESEED FIRST"}
+"""Promises that no table breaks before it breaks the clause they follow from: a reseed's launch
+begins where nothing speculates, which `stages` and DRAINED OUT say of the act before it."""
 
 
 @cache
@@ -199,7 +208,7 @@ def test_every_claim_is_broken_by_a_fault() -> None:
     """No claim and no promise is one that nothing can break."""
     broken = {f.claim for name in FAULTS for f in failures(name)}
     claims = {c.name for c in CLAUSES if c.claim} | (SAYS.keys() - {c.name for c in CLAUSES})
-    assert claims <= broken
+    assert claims - broken == FOLLOWS
 
 
 def test_a_counterexample_is_a_story() -> None:

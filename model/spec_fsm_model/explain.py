@@ -23,7 +23,7 @@ PREDICATES = ("ORDER", "WITHIN_STASH", "COVERED")
 RULE_NAMES = frozenset([*Event.__members__, *GUARDS, *EFFECTS, *ROW_EFFECTS])
 TOLD_HERE = ("spec_fsm_model/explain.py", "spec_fsm_model/prevents.py")
 MOST_PLACES = 12
-"""Places of one kind that are listed; the rest is counted."""
+"""Files of one kind that are listed, each with its first function; the rest is counted."""
 
 
 class UnknownName(ConfigError):
@@ -231,10 +231,12 @@ def _where(name: str) -> Iterator[str]:
         ("tests", "tests"),
     ):
         places = [p for p in sources.mentions(name, folder) if p.file not in TOLD_HERE]
-        for place in places[:MOST_PLACES]:
+        # The first of each file before a second of any.
+        firsts = list({place.file: place for place in reversed(places)}.values())[::-1]
+        for place in firsts[:MOST_PLACES]:
             yield f"    {title}: {place.file}:{place.line} {place.function}"
-        if len(places) > MOST_PLACES:
-            yield f"    {title}: and {len(places) - MOST_PLACES} more functions"
+        if len(places) > len(firsts[:MOST_PLACES]):
+            yield f"    {title}: and {len(places) - len(firsts[:MOST_PLACES])} more functions"
         if not places:
             here = sources.FOLDERS[folder].exists()
             yield f"    {title}: {'nothing names it' if here else 'not in this installation'}"

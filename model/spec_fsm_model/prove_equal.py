@@ -74,7 +74,7 @@ def _equal_at(rules: Rules, other: Rules, key: tuple[Mode, Event], timeout_ms: i
     else:
         steps = [(a, _differ(a, b)) for a, b in zip(one, two, strict=True)]
     for step, differs in steps:
-        question = Question(step.before, (), {}, timeout_ms)
+        question = Question(step.before, (), {}, timeout_ms=timeout_ms)
         answer = question.ask(differs)
         if answer == z3.sat:
             model = question.small(numbers(step), differs)
