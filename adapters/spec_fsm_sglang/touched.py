@@ -232,7 +232,7 @@ ATTRIBUTES: dict[str, str] = {
     "req_pool_indices batch_is_full chunked_req has_grammar enable_overlap input_ids out_cache_loc "
     "sampling_info chunked_req_next_prompt_token",
     f"{_BATCH}.Req": "rid finished_reason is_retracted grammar output_ids origin_input_ids "
-    "extend_end to_finish kv retracted_stain sampling_params",
+    "extend_end prefix_len to_finish kv retracted_stain sampling_params",
     f"{_BATCH}.ReqKvInfo": "kv_committed_len kv_allocated_len cache_protected_len req_pool_idx "
     "holds_kv",
     f"{_BATCH}.FINISH_ABORT": "to_json",
@@ -278,7 +278,7 @@ ATTRIBUTES: dict[str, str] = {
     "sglang.srt.model_executor.cuda_graph_config.Backend": "DISABLED",
     f"{_FORWARD}.ForwardBatch": "forward_mode batch_size input_ids out_cache_loc spec_info "
     "capture_hidden_mode req_pool_indices seq_lens",
-    f"{_FORWARD}.ForwardMode": "DECODE TARGET_VERIFY DRAFT_EXTEND_V2",
+    f"{_FORWARD}.ForwardMode": "DECODE EXTEND TARGET_VERIFY DRAFT_EXTEND_V2",
     f"{_FORWARD}.CaptureHiddenMode": "NULL LAST FULL",
     "sglang.srt.speculative.spec_info.SpecInputType": "EAGLE_DRAFT EAGLE_VERIFY "
     "EAGLE_DRAFT_EXTEND",
