@@ -42,7 +42,8 @@ class Launching:
         count, plan = self._count, self.plan
         plain = plan.action is Action.PLAIN
         if phase is Phase.FLUSH and (count[phase] or count[Phase.SEED_EXTEND]):
-            return False
+            # Once more after a seed made ahead that failed; the result tells how many there were.
+            return plan.seeds and count[phase] < 2
         if phase in _REBUILDS:
             ahead = bool(plan.flush_upper) and bool(count[Phase.PLAIN_DECODE])
             return ahead if plain else plan.action is Action.RESEED and not self.reseeded
