@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from mutants import pool
 from mutants.tree import Mutant, code_of, functions_in
@@ -26,6 +27,11 @@ def into_running(mutant: Mutant) -> int:
     new = functions_in(code_of(mutant, source, path))
     if old.keys() != new.keys():
         raise ValueError(f"{mutant.name} changes which functions there are")
+    return exchange(old, new)
+
+
+def exchange(old: dict[Any, CodeType], new: dict[Any, CodeType]) -> int:
+    """Every function there is of a code in `old` gets the one of its key in `new`; how many."""
     changed = {code: new[key] for key, code in old.items() if new[key] != code}
     gc.unfreeze()
     functions = [

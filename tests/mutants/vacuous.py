@@ -13,7 +13,6 @@ is `docs/trials/vacuous-checks-record.json`; exit code 1 if a site has neither.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -23,12 +22,12 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 from fault_kit import Fault, known
 from mutants import sites
 from mutants.pool import TESTS
+from mutants.put import exchange
 from mutants.tree import functions_in
 
 RECORD = TESTS.parent / "docs" / "trials" / "vacuous-checks-record.json"
@@ -71,17 +70,8 @@ def make(site: sites.Site) -> None:
     path = str(sites.FILES[site.file])
     old = functions_in(compile(sites.FILES[site.file].read_text(encoding="utf-8"), path, "exec"))
     new = functions_in(sites.code_of(site))
-    changed = {code: new[key] for key, code in old.items() if new[key] != code}
-    gc.unfreeze()
-    functions = [
-        found
-        for found in gc.get_objects()
-        if isinstance(found, FunctionType) and found.__code__ in changed
-    ]
-    if not functions:
+    if not exchange(old, new):
         raise LookupError(f"{site.name}: no function of it runs here")
-    for function in functions:
-        function.__code__ = changed[function.__code__]
 
 
 def outcome(found: dict[str, Any]) -> tuple[str, str]:
