@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONG = trace.LONGEST_LINE + 1
-PACKED = gzip.compress(b"{}")
+PACKED = gzip.compress(b"{}", mtime=0)
 
 
 def bare(line: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +230,11 @@ def test_a_line_of_any_bytes_is_refused_in_one_line(
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("content", [None, b"no gzip", PACKED[:-9], PACKED[:4]])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"no gzip", PACKED[:-9], PACKED[:4]],
+    ids=["missing", "no archive", "cut in its data", "cut in its head"],
+)
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(
     tmp_path: Path, content: bytes | None
 ) -> None:
