@@ -1,7 +1,8 @@
 """Runs a scenario of `live_scenarios.py` on the real scheduler and worker, in its own process.
 
-SGLang allows one scheduler a process, so each configuration is one. Results are cached: tests
-that ask for the same scenario with the same configuration share a run.
+SGLang allows one scheduler a process, so each configuration is one, forked from one that has
+imported SGLang (`live_process.py`). Results are cached: tests that ask for the same scenario with
+the same configuration share a run.
 
 Every run leaves a trace, which must be a path of the model. Two kinds do not (`UNTRACED`): with a
 trace every step is told, and none is decided the quick way that servers have.
@@ -25,6 +26,8 @@ UNTRACED = {
     "pinned": "steady steps, which are there to be decided the quick way",
     "naive_patch": "a launch that is refused, which a trace tells as the violation it is",
 }
+SECONDS = 300
+"""After which an engine's process is ended."""
 FSM = {"disable_above": 5, "dwell": 4, "checks": True}
 
 
@@ -55,15 +58,38 @@ def _run(script: str, scenario: str, config: str) -> str:
         traced = scenario not in UNTRACED and "trace" not in (settings["fsm"] or {"trace": 0})
         if traced:
             settings["fsm"]["trace"] = str(trace)
-        command = [sys.executable, str(TESTS / script), scenario, json.dumps(settings), str(result)]
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=300, check=False
-        )
-        if done.returncode != 0:
-            raise AssertionError(f"{scenario} {config} failed:\n{done.stderr[-6000:]}")
+        arguments, log = [scenario, json.dumps(settings), str(result)], Path(folder, "log")
+        code = _in_process(str(TESTS / script), arguments, environ, str(log))
+        if code != 0:
+            told = log.read_text(encoding="utf-8", errors="replace")[-6000:]
+            raise AssertionError(f"{scenario} {config} failed, exit code {code}:\n{told}")
         if traced:
             _check(trace, f"{scenario} {config}")
         return result.read_text(encoding="utf-8")
+
+
+def _in_process(script: str, arguments: list[str], environ: dict[str, str], log: str) -> int:
+    """Exit code of a script that ran as a program of its own; negative: ended by that signal."""
+    parent = _parent()
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    print(json.dumps([script, arguments, environ, log, SECONDS]), file=parent.stdin, flush=True)
+    answer = parent.stdout.readline()
+    if not answer:
+        _parent.cache_clear()
+        raise AssertionError(f"the process that starts engines ended: {parent.wait()}")
+    return int(answer)
+
+
+@functools.cache
+def _parent() -> subprocess.Popen[str]:
+    """The process engines are forked from; it ends with this one, whose pipe it reads."""
+    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
+    environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(TESTS / "live_process.py")],
+        env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
 
 
 def _check(trace: Path, run: str) -> None:

@@ -202,6 +202,9 @@ def churn(live: Live) -> dict[str, Any]:
             aborted.append(rid)
         elif roll < 0.60 and live.fsm is not None:
             live.fsm.pin(live.random.randrange(3))
+        elif roll < 0.62:
+            # More than the pool holds to their end, all at once.
+            alive += [live.submit(60, live.prompt(10, 40)) for _ in range(8)]
         live.step(live.random.randrange(1, 4))
         alive = [rid for rid in alive if not live.engine.outputs[rid].finished]
     if live.fsm is not None:
@@ -209,7 +212,8 @@ def churn(live: Live) -> dict[str, Any]:
     live.finish()
     result = live.result()
     result["aborted"] = aborted
-    result["retracted"] = live.scheduler.metrics_reporter.num_retracted_reqs
+    outputs = live.engine.outputs.values()
+    result["retracted"] = sum(output.meta.get("retraction_counts", 0) for output in outputs)
     result["pool_free"] = live.scheduler.token_to_kv_pool_allocator.available_size()
     result["pool_cached"] = live.scheduler.tree_cache.evictable_size()
     result["pool"] = live.scheduler.max_total_num_tokens

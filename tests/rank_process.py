@@ -5,7 +5,8 @@
 Both ranks step their loops equally often. Requests, aborts and pins are given to rank 0 alone and
 take SGLang's own way to rank 1: its broadcast at the head of each iteration. Before every forward
 of either model the ranks compare what they are about to do (I11). Some reseeds fail on rank 1
-alone. At the end rank 1 is made to go by a load of its own, which that comparison has to notice.
+alone. Then a law is violated on both, which recover. At the end rank 1 is made to go by a load of
+its own, which that comparison has to notice, and the ranks come to a recovery at odds.
 
 `FOLDER/rank-N.json` receives what was seen.
 """
@@ -19,10 +20,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spec_fsm_sglang import cpu_ops
 from spec_fsm_sglang.config import Config
+
+if TYPE_CHECKING:
+    from fuzz.world import World
 
 WORLD = 2
 STEPS = 320
@@ -198,6 +202,52 @@ class Rank:
                 asked["spec_fsm_pin_for"] = 6
         self.engine.send(SetInternalStateReq(server_args=asked))
 
+    def recover(self) -> dict[str, Any]:
+        """A verify of both ranks violates a law, and they recover from it."""
+        from recovery_slips import SLIPS, raised
+
+        recovery, left = self.fsm.recovery, [1]
+        recovery._strict, recovery.first_hold = False, 6
+
+        def strike() -> None:
+            if left:
+                left.pop()
+                raise raised("ShapeViolation")
+
+        # All it asks of a world is the worker.
+        SLIPS["guard_verify"].put(cast("World", self), strike)
+        before = len(self.modes)
+        if self.rank == 0:
+            for i in range(3):
+                self.admit([40 + i, 6, 7], 30)
+        for _ in range(60):
+            self.engine.step()
+            self.modes.append(self.lifecycle.mode.name)
+        recovery._strict = True
+        seen = self.result()
+        return {
+            "modes": self.modes[before:], "recoveries": recovery.recoveries, "left": left,
+            **{key: seen[key] for key in ("outputs", "wrong", "idle", "rows")},
+        }
+
+    def at_odds(self) -> list[str]:
+        """What a recovery says where ranks agree, differ in launches, and where one is alone."""
+        from spec_fsm_sglang import recovery
+
+        recovery.AGREE_SECONDS, said = 3, []
+        for launches in (7, 7 + self.rank):
+            try:
+                recovery.agree(launches)
+                said.append("")
+            except RuntimeError as error:
+                said.append(str(error))
+        if self.rank == 1:
+            try:
+                recovery.agree(9)
+            except RuntimeError as error:
+                said.append(str(error))
+        return said
+
     def part(self) -> str:
         """Rank 1 sees a load of its own, and load comes: how the comparison ended it."""
         if self.rank == 1:
@@ -230,7 +280,7 @@ class Rank:
             "reasons": {rid: out.finished_reason for rid, out in self.engine.outputs.items()},
             "wrong": wrong,
             "edges": edges,
-            "modes": self.modes,
+            "modes": list(self.modes),
             "forwards": list(self.forwards),
             "idle": self.engine.idle,
             "checks": self.lifecycle.checks.as_dict(),
@@ -271,8 +321,10 @@ def main() -> None:
         # What follows is wrong on purpose, and will stand in the trace.
         one.lifecycle.close()
         shutil.copy(folder / "trace.ndjson", folder / "right.ndjson")
+    seen["recovered"] = one.recover()
     seen["parted"] = one.part()
     seen["violations_after"] = dict(one.lifecycle.checks.violations)
+    seen["at_odds"] = one.at_odds()
     (folder / f"rank-{rank}.json").write_text(json.dumps(seen), encoding="utf-8")
     # The scheduler leaves threads behind that would keep the process.
     sys.stdout.flush()

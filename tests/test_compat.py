@@ -50,6 +50,7 @@ REFUSED = {
     "enable_hierarchical_cache": True,
     "enable_hisparse": True,
     "enable_mixed_chunk": True,
+    "elastic_ep_backend": "nixl",
 }
 
 

@@ -11,7 +11,10 @@ from spec_fsm_sglang.bench.meter import CALLS, Meter
 from spec_fsm_sglang.bench.overhead import by_call, spent_us
 
 ADAPTER = Path(__file__).resolve().parent.parent / "adapters" / "spec_fsm_sglang"
-RARE = {"audit", "cache_flushed", "gap", "settled_gap", "state", "weights_changed", "observe"}
+RARE = {
+    "audit", "cache_flushed", "gap", "settled_gap", "state", "weights_changed", "observe",
+    "violated", "restart",
+}  # fmt: skip
 """Calls outside ordinary steps: checks, an operator's commands, events of a whole server."""
 
 

@@ -52,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "speculative_draft_window_size": {"speculative_draft_window_size": 64},
     "nnodes": {"nnodes": 2, "tp_size": 2, "dist_init_addr": "127.0.0.1:29999"},
     "encoder_only": {"encoder_only": True},
+    "elastic_ep_backend": {"elastic_ep_backend": "nixl"},
     "use_ray": {"use_ray": True},
     "smg_grpc_mode": {"smg_grpc_mode": True},
     "grpc_mode": {"grpc_mode": True},

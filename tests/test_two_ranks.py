@@ -118,9 +118,32 @@ def test_outputs_are_equal_and_those_of_a_server_that_never_speculates() -> None
 def test_a_rank_that_goes_by_its_own_load_is_noticed() -> None:
     """The same comparison, when one rank sees another load: I11 on both, before the launch."""
     for seen in ranks()[0]:
-        assert seen["violations_after"] == {"I11": 1}
+        # The first is the one they recovered from.
+        assert seen["violations_after"] == {"ShapeViolation": 1, "I11": 1}
         assert "the ranks do not agree" in seen["parted"]
         assert seen["parted"].endswith("breaks I11)")
+
+
+def test_a_violation_on_both_ranks_is_recovered_from_on_both() -> None:
+    """Rows are prefilled again at the same step, outputs stay right, and SPEC comes back."""
+    one, two = (seen["recovered"] for seen in ranks()[0])
+    assert one["recoveries"] == two["recoveries"] == 1
+    assert one["left"] == two["left"] == []
+    assert one["modes"] == two["modes"]
+    assert {"SPEC", "PLAIN"} <= set(one["modes"])
+    assert one["modes"][-1] == "SPEC"
+    assert one["outputs"] == two["outputs"]
+    assert one["wrong"] == two["wrong"] == {}
+    for seen in (one, two):
+        assert (seen["idle"], seen["rows"]) == (True, 0)
+
+
+def test_a_recovery_the_ranks_do_not_share_ends_the_server() -> None:
+    """Equal: nothing is said. Other launches: both say so. One alone: it waits, and says so."""
+    differ = "spec-fsm: a law was violated at different launches of the ranks"
+    one, two = (seen["at_odds"] for seen in ranks()[0])
+    assert one == ["", differ]
+    assert two == ["", differ, "spec-fsm: a law was violated on rank 1 and not on all"]
 
 
 def test_every_invariant_a_cpu_can_check_is_evaluated_on_both() -> None:

@@ -56,6 +56,8 @@ NOT_YET: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("speculative_draft_window_size", bool, "--speculative-draft-window-size"),
     ("nnodes", lambda nodes: (nodes or 1) > 1, "a server of several nodes (--nnodes above 1)"),
     ("encoder_only", bool, "--encoder-only"),
+    # It captures graphs anew in mid-serving, past `recapture_decode_cuda_graph`'s hook.
+    ("elastic_ep_backend", bool, "elastic expert parallelism (--elastic-ep-backend)"),
     ("use_ray", bool, "--use-ray"),
     ("smg_grpc_mode", bool, "--smg-grpc-mode"),
     ("grpc_mode", bool, "--grpc-mode"),

@@ -55,7 +55,8 @@ class Beside:
         elif name == "load new weights":
             world.on_new_weights()
         elif name == "flush the prefix cache":
-            world.scheduler.flush_cache()
+            with world._counted_anew():
+                world.scheduler.flush_cache()
         elif name in ("prefill a chunk", "prefill the rest"):
             if not self.alive:
                 length = 40 if name == "prefill a chunk" else 6

@@ -76,5 +76,6 @@ BESIDE = Configuration(
      "overlap": False},
     {"disable_above": 4, "enable_at": 3, "dwell": 0, "flush_every": 0, "stash_width": 2,
      "slice_tokens": 6, "checks": True},
+    traced=False,  # its thresholds move
 )
 MODEL = "model-beside"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fuzz import operator, seeds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fuzz.world import World
 
 
@@ -54,6 +57,13 @@ class Played:
         reporter = self.scheduler.metrics_reporter
         reported = reporter.spec_total_num_forward_ct + reporter.spec_num_forward_ct
         return reported, sum(self.accepted.values())
+
+    @contextmanager
+    def _counted_anew(self: Any) -> Iterator[None]:
+        """A flush of the prefix cache, which makes SGLang count its rounds anew."""
+        self._metrics_are_of_rounds()
+        yield
+        self._rounds_before = self._rounds_counted()
 
     def _metrics_are_of_rounds(self: Any) -> None:
         """Plain steps are no verify rounds, and every round is one, in SGLang's metrics."""

@@ -179,7 +179,9 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     known = {**CONFIGURATIONS, MODEL: BESIDE}
-    world = start(known[chosen.name], chosen.folder)
+    # A stored history may move the thresholds, which a trace has once.
+    traced = None if chosen.history is None else False
+    world = start(known[chosen.name], chosen.folder, traced=traced)
     began, cpu = time.monotonic(), time.process_time()
     played: dict[str, int] = {}
     if chosen.history is not None:

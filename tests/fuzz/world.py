@@ -190,10 +190,9 @@ class World(Played):
         """Empty the prefix cache; SGLang refuses while anything runs."""
         from sglang.srt.managers.io_struct import FlushCacheReqInput
 
-        self._metrics_are_of_rounds()
-        self.engine.send(FlushCacheReqInput())
-        self._step()
-        self._rounds_before = self._rounds_counted()  # a flush makes SGLang count anew
+        with self._counted_anew():
+            self.engine.send(FlushCacheReqInput())
+            self._step()
 
     def on_fail_rebuild(self, times: int) -> None:
         """The next `times` flushes and seeds raise."""
@@ -322,7 +321,12 @@ class World(Played):
         return self.asked[-1]
 
     def _thresholds(self, disable_above: int, enable_at: int) -> None:
-        """There is no operator's way to do this, so what `Policy` keeps of them is set."""
+        """There is no operator's way to do this, so what `Policy` keeps of them is set.
+
+        Not where a trace is written: it names the thresholds once, and is held against them.
+        """
+        if self.trace is not None:
+            return
         policy = self.lifecycle.policy
         policy._disable, policy._enable = disable_above, enable_at
         # Assigning the pin makes the lifecycle ask the policy anew.

@@ -122,11 +122,15 @@ class History:
         self.live.fsm.pin(0)
 
     def weights(self) -> None:
-        """The target's weights are loaded again."""
+        """The target's weights, and no draft's, are loaded again."""
         from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
-        path = str(self.live.pair.target)
-        self.live.engine.send(UpdateWeightFromDiskReqInput(model_path=path, flush_cache=False))
+        scheduler, path = self.live.scheduler, str(self.live.pair.target)
+        target = scheduler.tp_worker.weight_update_runners()
+        type(scheduler.weight_updater)._select_runners = lambda _self, selector="all": target
+        self.live.engine.send(
+            UpdateWeightFromDiskReqInput(model_path=path, load_format="auto", flush_cache=False)
+        )
 
     def fail(self) -> None:
         """The next rebuild fails."""
@@ -161,9 +165,19 @@ class History:
             if n % 70 == 69:
                 self.finish()
         self.lifecycle.observe("history", steps=STEPS)
+        self.crowded_in_spec()
         for mode in ("DRAINING", "RESEEDING", "PLAIN", "SPEC", self.end):
             self.idle_in(mode)
         self.flush()
+
+    def crowded_in_spec(self) -> None:
+        """More than the pool holds while SPEC is pinned: requests are retracted there, too."""
+        self.failing = 0
+        self.spec()
+        self._until("SPEC")
+        self.crowd()
+        self.crowd()
+        self.finish()
 
     def idle_in(self, mode: str) -> None:
         """Come to stand idle in a mode, pin it anew there, and empty the cache."""
