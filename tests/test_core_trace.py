@@ -68,6 +68,14 @@ def scripted(sink: Any) -> None:
     lifecycle.close()
 
 
+def test_without_a_trace_there_is_nothing_to_close() -> None:
+    """A server closes what it has, traced or not, and may go on."""
+    lifecycle = make()
+    lifecycle.close()
+    join(lifecycle, 1)
+    assert launch(lifecycle) is Action.SPECULATE
+
+
 def test_a_scripted_history_line_by_line() -> None:
     """The lines of a fixed history, fields and all, are exactly these."""
     sink = ListSink()

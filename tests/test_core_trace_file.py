@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,57 @@ def test_a_sink_without_a_line_leaves_an_empty_file(tmp_path: Path) -> None:
     sink = FileSink(tmp_path / "trace.ndjson")
     sink.close()
     assert (tmp_path / "trace.ndjson").read_bytes() == b""
+
+
+def test_the_first_error_is_the_one_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that hung past `close` and fails then ended the trace before: one line in the log."""
+    sink = FileSink(tmp_path / "trace.ndjson")
+    with caplog.at_level(logging.ERROR, logger="spec_fsm"):
+        sink._stop(TimeoutError(errno.ETIMEDOUT, "too late"))
+        sink._stop(OSError(errno.EIO, "broken"))
+    sink.close()
+    assert sink.error == "ETIMEDOUT: too late"
+    assert len(caplog.records) == 1
+
+
+def test_a_line_after_a_pause_is_written_too(tmp_path: Path) -> None:
+    """The thread that wrote the first lines is still there for those that come later."""
+    sink = FileSink(tmp_path / "trace.ndjson")
+    write(sink, 2)
+    thread = sink._thread
+    until = time.monotonic() + 30
+    while sink._pending.is_set() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not sink._pending.is_set()
+    sink.write({"kind": "plan"})
+    assert sink._thread is thread
+    sink.close()
+    assert len(list(read_trace(tmp_path / "trace.ndjson"))) == 3
+
+
+@pytest.mark.parametrize(("fits", "left"), [(0, b"old\n"), (4, b"old\none\n"), (6, b"old\none\n")])
+def test_a_write_that_fails_midway_leaves_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, left: bytes
+) -> None:
+    """fits: bytes for which there is room, none, a line, or a line and a half."""
+    path, room, put = tmp_path / "trace.ndjson", fits, os.write
+    path.write_bytes(b"old\n")
+
+    def full(fd: int, raw: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "no space")
+        taken, room = put(fd, raw[:room]), 0
+        return taken
+
+    monkeypatch.setattr(os, "write", full)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    with pytest.raises(OSError, match="no space"):
+        trace_file._write_all(fd, b"one\ntwo\n")
+    os.close(fd)
+    assert path.read_bytes() == left
 
 
 def bad_paths(folder: Path) -> dict[str, Path]:
