@@ -36,7 +36,7 @@ from spec_fsm.errors import IllegalLaunch
 from spec_fsm.flight import LAUNCHED, RESULT, STEADY
 from spec_fsm.launch_laws import Launch, violation
 from spec_fsm.modes import Action, Event, Hidden, Mode, Phase, Pin, SpecInfo
-from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig, Steady
+from spec_fsm.plan import PLAIN_STEP, SPECULATE, WAIT, Plan, StashConfig, Steady, misplaced
 from spec_fsm.policy import NOWHERE, Policy, as_pin
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class Lifecycle(Reports):
         mode = self.mode
         speculative = action is not _ACT_PLAIN
         if action is not plan.action or mode is _DRAINING or (mode is _SPEC) is not speculative:
-            msg, planned = _misplaced(mode, action, plan), f"the plan's {plan.action.name}"
+            msg, planned = misplaced(mode, action, plan), f"the plan's {plan.action.name}"
             raise IllegalLaunch(msg, mode=mode, observed=action.name, expected=planned)
         ledger = self.ledger
         if action is _ACT_RESEED and ledger.unsettled:
@@ -392,15 +392,6 @@ class Lifecycle(Reports):
                 ledger.unsettled += issued
         if processed and not (action is not None and ledger.settle_many(action, processed)):
             self._refuse(_RESULT[action or 0], "results come in launch order")
-
-
-def _misplaced(mode: Mode, action: Action, plan: Plan) -> str:
-    """What was forgotten where a decode launch does not belong in its mode or to its plan."""
-    if action is not plan.action:
-        return "the launch is not the one that was planned"
-    if action is _ACT_RESEED and mode is _RESEEDING:
-        return "reseeded() was not called between a RESEED plan and its launch"
-    return f"the plan was made in {plan.mode.name}, and the mode has changed since: plan again"
 
 
 __all__ = ["Lifecycle", "Plan", "StashConfig"]

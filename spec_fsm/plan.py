@@ -86,9 +86,18 @@ class Steady:
         self.lo = self.hi = self.rows_lo = self.rows_hi = 0
 
 
+def misplaced(mode: Mode, action: Action, plan: Plan) -> str:
+    """What was forgotten where a decode launch does not belong in its mode or to its plan."""
+    if action is not plan.action:
+        return "the launch is not the one that was planned"
+    if action is Action.RESEED and mode is Mode.RESEEDING:
+        return "reseeded() was not called between a RESEED plan and its launch"
+    return f"the plan was made in {plan.mode.name}, and the mode has changed since: plan again"
+
+
 # Most steps carry no flush; their plans are made once.
 SPECULATE = Plan(Action.SPECULATE, Mode.SPEC)
 PLAIN_STEP = Plan(Action.PLAIN, Mode.PLAIN)
 WAIT = Plan(Action.PLAIN, Mode.DRAINING, settle_first=True)
 
-__all__ = ["PLAIN_STEP", "SPECULATE", "WAIT", "Plan", "StashConfig", "Steady"]
+__all__ = ["PLAIN_STEP", "SPECULATE", "WAIT", "Plan", "StashConfig", "Steady", "misplaced"]

@@ -226,21 +226,12 @@ def long_prefill(live: Live) -> dict[str, Any]:
 @scenario
 def new_weights(live: Live) -> dict[str, Any]:
     """The target's weights are loaded again in PLAIN: stashed states are of no use any more."""
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-    updater = live.scheduler.weight_updater
-    target = live.scheduler.tp_worker.weight_update_runners()
-    type(updater)._select_runners = lambda _self, selector="all": target
     for _ in range(3):
         live.submit(60)
     live.step(3)
     settle_in(live, "PLAIN")
     live.step(5)
-    live.engine.send(
-        UpdateWeightFromDiskReqInput(
-            model_path=str(live.pair.target), load_format="auto", flush_cache=False
-        )
-    )
+    live.reload_target()
     live.step(2)
     lost = live.fsm.lifecycle.lost
     live.fsm.pin(CODES["SPEC"])

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from engine_environ import engine_environ
 
 TESTS = Path(__file__).resolve().parent
 TREE = {"steps": 2, "topk": 4, "num_draft_tokens": 16}
@@ -50,8 +51,6 @@ def run(
 
 @functools.cache
 def _run(script: str, scenario: str, config: str) -> str:
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     with tempfile.TemporaryDirectory() as folder:
         result, trace = Path(folder, "result.json"), Path(folder, "trace.ndjson")
         settings = json.loads(config)
@@ -59,7 +58,7 @@ def _run(script: str, scenario: str, config: str) -> str:
         if traced:
             settings["fsm"]["trace"] = str(trace)
         arguments, log = [scenario, json.dumps(settings), str(result)], Path(folder, "log")
-        code = _in_process(str(TESTS / script), arguments, environ, str(log))
+        code = _in_process(str(TESTS / script), arguments, str(log))
         if code != 0:
             told = log.read_text(encoding="utf-8", errors="replace")[-6000:]
             raise AssertionError(f"{scenario} {config} failed, exit code {code}:\n{told}")
@@ -68,12 +67,13 @@ def _run(script: str, scenario: str, config: str) -> str:
         return result.read_text(encoding="utf-8")
 
 
-def _in_process(script: str, arguments: list[str], environ: dict[str, str], log: str) -> int:
+def _in_process(script: str, arguments: list[str], log: str) -> int:
     """Exit code of a script that ran as a program of its own; negative: ended by that signal."""
     parent = _parent()
     assert parent.stdin is not None
     assert parent.stdout is not None
-    print(json.dumps([script, arguments, environ, log, SECONDS]), file=parent.stdin, flush=True)
+    order = [script, arguments, engine_environ(), log, SECONDS]
+    print(json.dumps(order), file=parent.stdin, flush=True)
     answer = parent.stdout.readline()
     if not answer:
         _parent.cache_clear()
@@ -84,11 +84,9 @@ def _in_process(script: str, arguments: list[str], environ: dict[str, str], log:
 @functools.cache
 def _parent() -> subprocess.Popen[str]:
     """The process engines are forked from; it ends with this one, whose pipe it reads."""
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(TESTS / "live_process.py")],
-        env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=engine_environ(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 
 

@@ -80,6 +80,18 @@ class Live:
             self.step()
         raise TimeoutError(f"not idle after {most} steps")
 
+    def reload_target(self) -> None:
+        """Load the target's weights again, and no draft's, from its folder."""
+        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+        target = self.scheduler.tp_worker.weight_update_runners()
+        updater = type(self.scheduler.weight_updater)
+        updater._select_runners = lambda _self, selector="all": target
+        path = str(self.pair.target)
+        self.engine.send(
+            UpdateWeightFromDiskReqInput(model_path=path, load_format="auto", flush_cache=False)
+        )
+
     def watch_rounds(self) -> list[int]:
         """The first row's accept length in every speculative round from now on, as it comes."""
         rounds: list[int] = []

@@ -28,6 +28,21 @@ def write(sink: FileSink, lines: int) -> None:
         sink.write({"kind": "plan"} if i else START)
 
 
+def fill(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """From now on the disk has so many bytes left."""
+    real = os.write
+
+    def full(fd: int, data: Any) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(fd, bytes(data[:room]))
+        room -= written
+        return written
+
+    monkeypatch.setattr(trace_file.os, "write", full)
+
+
 def test_a_file_is_the_owners_alone_and_whole(tmp_path: Path) -> None:
     """Mode 0600, also of a file that was there with another; every line, in order."""
     path = tmp_path / "trace.ndjson"
@@ -84,19 +99,11 @@ def test_a_write_that_fails_midway_leaves_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, left: bytes
 ) -> None:
     """fits: bytes for which there is room, none, a line, or a line and a half."""
-    path, room, put = tmp_path / "trace.ndjson", fits, os.write
+    path = tmp_path / "trace.ndjson"
     path.write_bytes(b"old\n")
-
-    def full(fd: int, raw: bytes) -> int:
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, "no space")
-        taken, room = put(fd, raw[:room]), 0
-        return taken
-
-    monkeypatch.setattr(os, "write", full)
+    fill(monkeypatch, fits)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match="No space left"):
         trace_file._write_all(fd, b"one\ntwo\n")
     os.close(fd)
     assert path.read_bytes() == left
@@ -170,17 +177,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
 ) -> None:
     """One log line with path and errno; whole lines stay; later lines are counted as dropped."""
     sink = FileSink(tmp_path / "trace.ndjson")
-    real, room = os.write, 100
-
-    def full(fd: int, data: Any) -> int:
-        nonlocal room
-        if room == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        written = real(fd, bytes(data[:room]))
-        room -= written
-        return written
-
-    monkeypatch.setattr(trace_file.os, "write", full)
+    fill(monkeypatch, 100)
     with caplog.at_level(logging.ERROR):
         write(sink, 50)
         sink.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import fault_page
+from engine_environ import engine_environ
 from fault_kit import known
 
 TESTS = Path(__file__).resolve().parent
@@ -26,12 +26,10 @@ pytestmark = pytest.mark.timeout(900)
 
 def play(kind: str) -> dict[str, Any]:
     """The faults of one configuration, in a process of its own."""
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1"}
     with tempfile.NamedTemporaryFile(suffix=".json") as target:
         command = [sys.executable, str(TESTS / "fault_run.py"), kind, target.name]
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=800, check=False
+            command, env=engine_environ(), capture_output=True, text=True, timeout=800, check=False
         )
         assert done.returncode == 0, done.stderr[-4000:]
         found: dict[str, Any] = json.loads(Path(target.name).read_text(encoding="utf-8"))

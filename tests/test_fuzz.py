@@ -12,7 +12,7 @@ import pytest
 from fuzz import run
 from fuzz.configurations import CONFIGURATIONS, MODEL
 
-EXAMPLES = {**dict.fromkeys(CONFIGURATIONS, 9), MODEL: 12}
+EXAMPLES = {**dict.fromkeys(CONFIGURATIONS, 18), MODEL: 20}
 SCENARIOS = sorted(Path(__file__).parent.joinpath("scenarios").glob("*.json"))
 
 pytestmark = pytest.mark.timeout(1500)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from engine_environ import engine_environ
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,11 +17,9 @@ def test_two_adapters_and_none_in_one_batch_in_every_mode(tmp_path: Path) -> Non
     switch, and of the model with the adapter merged into its weights."""
     record = tmp_path / "truth.json"
     command = [sys.executable, str(ROOT / "bench/gpu/truth.py"), str(record), "lora"]
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--device", "cpu", "--quick"],
-        env=environ, capture_output=True, text=True, timeout=500, check=False,
+        env=engine_environ(), capture_output=True, text=True, timeout=500, check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     found = json.loads(record.read_text())["lora"]["torch_native"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engine_environ import engine_environ
 from recovery_run import HOLD, LIMIT, problem
 from spec_fsm_sglang.flight_record import MOST
 
@@ -34,13 +34,11 @@ SLIPPED = [(kind, name) for kind, names in PLAYED.items() for name in names if "
 @functools.cache
 def played(kind: str) -> dict[str, Any]:
     """What the children of one configuration saw."""
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "found.json")
         command = [sys.executable, str(TESTS / "recovery_run.py"), kind, str(target), *PLAYED[kind]]
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=300, check=False
+            command, env=engine_environ(), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr[-4000:]
         found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from engine_environ import engine_environ
 from rank_process import STEPS, WORLD
 from spec_fsm import INVARIANTS
 
@@ -35,8 +35,7 @@ def ranks() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """What each rank saw in one run of both, and the verdict on the trace that one wrote."""
     from spec_fsm_model.trace_check import check_file
 
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    environ = engine_environ()
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), str(free_port())
         command = [sys.executable, str(TESTS / "rank_process.py")]

@@ -233,10 +233,11 @@ def _where(name: str) -> Iterator[str]:
         places = [p for p in sources.mentions(name, folder) if p.file not in TOLD_HERE]
         # The first of each file before a second of any.
         firsts = list({place.file: place for place in reversed(places)}.values())[::-1]
-        for place in firsts[:MOST_PLACES]:
+        shown = firsts[:MOST_PLACES]
+        for place in shown:
             yield f"    {title}: {place.file}:{place.line} {place.function}"
-        if len(places) > len(firsts[:MOST_PLACES]):
-            yield f"    {title}: and {len(places) - len(firsts[:MOST_PLACES])} more functions"
+        if len(places) > len(shown):
+            yield f"    {title}: and {len(places) - len(shown)} more functions"
         if not places:
             here = sources.FOLDERS[folder].exists()
             yield f"    {title}: {'nothing names it' if here else 'not in this installation'}"

@@ -47,6 +47,15 @@ class Played:
         if reruns != retracted or (reruns > 0) != lost:
             raise Wrong(f"operator: {reruns} reruns are shown, {retracted} requests retracted")
 
+    def on_cancel_drain(self: Any) -> None:
+        """A pin and its withdrawal one boundary later, before a decode batch could be drained."""
+        self.fsm.pin(2)
+        self._submit(self._prompt(6, "fresh"), 4, "greedy")
+        self._step()
+        self.fsm.pin(1)
+        self._step()
+        self.fsm.pin(0)
+
     def on_warm(self: Any, entries: int) -> None:
         """Writes of draft KV are warmed, as on a server with graphs, and padded from here on."""
         self.worker._cold_entries = entries

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engine_environ import engine_environ
 from fuzz.configurations import CONFIGURATIONS, MODEL
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -45,12 +46,10 @@ START_SECONDS = 900
 
 def run_one(name: str, folder: Path, arguments: list[str], seconds: float) -> dict[str, Any]:
     """One configuration in a process of its own; `failure` says so if that ended badly."""
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "fuzz.process", name, str(folder), *arguments]
     try:
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, check=False,
+            command, env=engine_environ(), capture_output=True, text=True, check=False,
             timeout=seconds + START_SECONDS,
         )
     except subprocess.TimeoutExpired:

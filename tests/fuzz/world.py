@@ -252,15 +252,6 @@ class World(Played):
         if resumed != self.rounds:
             raise Wrong(f"rounds after a gap: {resumed}, after a prefill: {self.rounds}")
 
-    def on_cancel_drain(self) -> None:
-        """A pin and its withdrawal one boundary later, before a decode batch could be drained."""
-        self.fsm.pin(2)
-        self._submit(self._prompt(6, "fresh"), 4, "greedy")
-        self._step()
-        self.fsm.pin(1)
-        self._step()
-        self.fsm.pin(0)
-
     def on_check_kv(self) -> None:
         """Draft KV of every covered position is what the model gives for the whole text."""
         worst, compared = draft_kv.difference(self)

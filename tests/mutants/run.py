@@ -25,6 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from engine_environ import engine_environ
 from mutants import page, pool
 from mutants.histories import CONFIGURATIONS, HISTORIES
 from mutants.tree import Mutant
@@ -39,10 +40,9 @@ class Players:
 
     def __init__(self, names: list[str]) -> None:
         self._folder = Path(tempfile.mkdtemp())
-        environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-        environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1"}
+        environ = engine_environ()
         environ["PYTHONPATH"] = os.pathsep.join(
-            [str(pool.TESTS), *filter(None, [environ.get("PYTHONPATH")])]
+            [str(pool.TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         self._processes = []
         for name in names:

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from engine_environ import engine_environ
 from fault_kit import Fault, known
 from mutants import sites
 from mutants.pool import TESTS
@@ -123,11 +124,11 @@ def judge(needed: dict[str, str]) -> list[str]:
 
 def one(kind: str, known_ones: dict[str, str]) -> dict[str, str]:
     """A configuration in a process of its own."""
-    environ = {k: v for k, v in os.environ.items() if k != "SPEC_FSM_CONFIG"}
-    environ |= {"SPEC_FSM_STRICT": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     with tempfile.NamedTemporaryFile(suffix=".json") as target:
         command = [sys.executable, "-m", "mutants.vacuous", kind, target.name, *known_ones]
-        done = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, env=engine_environ(), stderr=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode:
             raise SystemExit(f"vacuous: {kind} ended badly:\n{done.stderr[-3000:]}")
         found: dict[str, str] = json.loads(Path(target.name).read_text(encoding="utf-8"))

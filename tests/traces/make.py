@@ -123,14 +123,7 @@ class History:
 
     def weights(self) -> None:
         """The target's weights, and no draft's, are loaded again."""
-        from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-        scheduler, path = self.live.scheduler, str(self.live.pair.target)
-        target = scheduler.tp_worker.weight_update_runners()
-        type(scheduler.weight_updater)._select_runners = lambda _self, selector="all": target
-        self.live.engine.send(
-            UpdateWeightFromDiskReqInput(model_path=path, load_format="auto", flush_cache=False)
-        )
+        self.live.reload_target()
 
     def fail(self) -> None:
         """The next rebuild fails."""
@@ -234,7 +227,7 @@ def play(name: str, target: Path) -> None:
 def two_in_flight() -> list[dict[str, Any]]:
     """An engine with two results in flight, which SGLang has not: a plain one while it drains."""
     from spec_fsm_model.trace_check import lines_of
-    from test_model_trace import history
+    from trace_histories import history
 
     target = HERE / "two-in-flight.ndjson.gz"
     encode = msgspec.json.Encoder().encode
