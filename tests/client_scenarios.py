@@ -150,7 +150,9 @@ def logged(live: Live) -> dict[str, Any]:
     for name, pin, steps in (("spec", 1, 21), ("plain", 2, 30), ("mixed", 1, 11)):
         live.fsm.pin(pin)
         if name == "plain":
-            live.step(20)  # past the report that holds the last rounds
+            while live.fsm.lifecycle.mode.name != "PLAIN" or not live.fsm.settling_plain:
+                live.step(1)
+            found["rounds not told yet"] = reporter.spec_num_forward_ct
             now[0] += 60
         decode.lines.clear()
         live.step(steps)

@@ -47,6 +47,7 @@ def test_plain_decode_lines_and_gauges_show_no_acceptance() -> None:
     """SGLang's line has no `accept len` in PLAIN, in mixed intervals that of the rounds alone."""
     found = clients()["logged"]
     assert len(found["plain"]["lines"]) > 4
+    assert found["rounds not told yet"] > 0  # so that PLAIN's first line is of a mixed interval
     assert not any("accept" in line for line in found["plain"]["lines"])
     for part in ("spec", "mixed"):
         lengths = re.findall(r"accept len: ([\d.]+)", " ".join(found[part]["lines"]))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+from engine_environ import engine_environ
 from scripts.overhead_abba import compared
 from spec_fsm import Lifecycle
 from spec_fsm_sglang.bench.meter import CALLS, Meter
@@ -72,3 +76,27 @@ def test_revisions_are_compared_row_by_row() -> None:
     first, second = compared([run(2, 10), run(4, 10)], [run(6, 5), run(6, 15)])
     assert (first["b"], first["ratio"], first["p99_after_us"]) == (1, 2.0, 60.0)
     assert (second["b"], second["ratio"]) == (64, 1.0)
+
+
+SMALL = """
+import json
+from spec_fsm_sglang.bench import overhead
+overhead.SIZES, overhead.STEPS = (1, 3), {"SPEC": 8, "PLAIN": 8}
+print(json.dumps(overhead.measure(lambda text: None)))
+"""
+
+
+def test_the_bench_measures_both_modes_of_the_real_engine() -> None:
+    """Two sizes and a few steps of the real scheduler: the lifecycle is on, each row measured."""
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL],
+        check=True, capture_output=True, text=True, timeout=180, env=engine_environ(),
+    )  # fmt: skip
+    rows = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert [(row["b"], row["mode"]) for row in rows] == [
+        (b, mode) for b in (1, 3) for mode in ("SPEC", "PLAIN")
+    ]  # fmt: skip
+    for row in rows:
+        assert row["steps"] == 8
+        assert row["calls"]["decide"]["each_step"] == 1
+        assert 0 < row["mean_us"] <= row["p99_us"]

@@ -38,11 +38,11 @@ class _KeepsAcceptance:
 def report_without_acceptance(
     original: Callable[..., None], reporter: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Make SGLang's periodic decode report of an interval without a verify round.
+    """Make SGLang's periodic decode report of an interval that ends in PLAIN or has no round.
 
     SGLang 0.5.23 `report_decode_stats` divides by the rounds of the interval unless the
     scheduler's algorithm is NONE, which is also how its line comes without the acceptance. The
-    gauges keep the last interval that had rounds.
+    gauges keep the last interval that had rounds, and rounds that are not told yet stay counted.
     """
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 

@@ -174,10 +174,16 @@ def update_spec_metrics(
 def report_decode_stats(
     original: Callable[..., None], reporter: Any, *args: Any, **kw: Any
 ) -> None:
-    """PLAIN's decode lines and gauges tell of no acceptance; others of the verify rounds' alone."""
+    """PLAIN's decode lines and gauges tell of no acceptance; others of the verify rounds' alone.
+
+    Rounds of an interval that ends in PLAIN are told with the next interval that ends in SPEC.
+    """
     periodic = reporter.forward_ct_decode % reporter.decode_log_interval == 0
-    ours = controller_of(reporter.scheduler.model_worker) is not None
-    if ours and periodic and reporter.spec_num_forward_ct == 0:
+    controller = controller_of(reporter.scheduler.model_worker)
+    silent = controller is not None and (
+        controller.settling_plain or reporter.spec_num_forward_ct == 0
+    )
+    if periodic and silent:
         report_without_acceptance(original, reporter, *args, **kw)
     else:
         original(reporter, *args, **kw)

@@ -113,14 +113,14 @@ class Arm:
         self.fsm.launched = counted
 
     def _keep_lines(self) -> None:
-        """SGLang's decode lines and this project's lines, each with the mode it was written in."""
-        lifecycle, lines = self.fsm.lifecycle, self.lines
+        """SGLang's decode lines and this project's lines, each with the mode of its last step."""
+        fsm, lines = self.fsm, self.lines
 
         class Keep(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 text = record.getMessage()
                 if text.startswith(("Decode batch", "spec-fsm")):
-                    lines.append((lifecycle.mode.name, text))
+                    lines.append(("PLAIN" if fsm.settling_plain else "SPEC", text))
 
         for name in ("", "spec_fsm", "spec_fsm_sglang"):
             logger = logging.getLogger(name)

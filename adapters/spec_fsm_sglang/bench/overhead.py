@@ -75,7 +75,7 @@ def measure(progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _engine() -> Engine:
-    config = Config.of({"disable_above": 1000, "dwell": 0})
+    config = Config.of({"disable_above": max(SIZES) + 1, "dwell": 0})  # the mode is the pin's
     os.environ.update(config.to_env())
     cpu_ops.enable()
     from spec_fsm_sglang.inprocess import Engine
