@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -11,28 +10,16 @@ import zipfile
 from importlib.metadata import distribution, entry_points
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from scripts import env
 from spec_fsm_sglang.diagram import mermaid
 
 CLONE = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((CLONE / "pyproject.toml").read_text())
 PACKAGES = ("spec_fsm", "spec_fsm_model", "spec_fsm_sglang")
-
-
-@pytest.fixture(scope="module")
-def env() -> ModuleType:
-    """`scripts/env.py` as a module."""
-    spec = importlib.util.spec_from_file_location("env", CLONE / "scripts" / "env.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["env"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_sglang_finds_the_plugin_of_this_clone() -> None:
@@ -106,7 +93,7 @@ def test_every_dependency_says_why_it_is_there() -> None:
         assert "#" in first, requirement
 
 
-def test_constraints_name_every_requirement(env: ModuleType) -> None:
+def test_constraints_name_every_requirement() -> None:
     """A fresh environment is a known one: each requirement's version is pinned."""
     requirements = env.read_requirements(CLONE)
     pinned = {
@@ -118,7 +105,7 @@ def test_constraints_name_every_requirement(env: ModuleType) -> None:
     assert names <= pinned
 
 
-def test_environment_key_follows_the_requirements(env: ModuleType) -> None:
+def test_environment_key_follows_the_requirements() -> None:
     """Equal requirements share an environment; any change of them makes another."""
     one = env.Requirements(("a==1",), ("b==1",), "a==1\n")
     assert one.key == env.Requirements(("a==1",), ("b==1",), "a==1\n").key
@@ -132,7 +119,7 @@ def test_environment_key_follows_the_requirements(env: ModuleType) -> None:
 
 
 def test_interrupted_environment_is_made_again(
-    env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its marker a folder is removed and made anew; with it nothing is done."""
     monkeypatch.delenv("SPEC_FSM_ENV", raising=False)
@@ -160,7 +147,7 @@ def test_interrupted_environment_is_made_again(
 
 
 def test_environment_needs_room(
-    env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk too small is one line before anything is downloaded, not an error half-way."""
     monkeypatch.delenv("SPEC_FSM_ENV", raising=False)

@@ -180,10 +180,9 @@ def report_decode_stats(
     """
     periodic = reporter.forward_ct_decode % reporter.decode_log_interval == 0
     controller = controller_of(reporter.scheduler.model_worker)
-    silent = controller is not None and (
+    if periodic and controller is not None and (
         controller.settling_plain or reporter.spec_num_forward_ct == 0
-    )
-    if periodic and silent:
+    ):  # fmt: skip
         report_without_acceptance(original, reporter, *args, **kw)
     else:
         original(reporter, *args, **kw)
