@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LASTING = frozenset({"checks", "transitions", "on_change", "flight", "_note", "_sink", "_trace"})
 """What `restart` keeps."""
+_FINISHED = Event.FINISHED
 NOTED = frozenset({Event.ADMITTED, Event.FILTERED, Event.MERGED})
 
 
@@ -43,21 +44,19 @@ class Reports(Figures):
         the prefix cache or an earlier chunk), for the trace alone.  Raises IllegalEvent if `rid`
         is here already.
         """
-        if not self.ledger.join(rid):
+        steady = self.steady
+        if steady.issued or steady.processed:
+            self._count(steady)
+        if not self._ledger.join(rid):
             self._refuse(Event.PREFILLED, f"row {rid!r} joined already")
-        self._one_row(1)
+        steady.rows_hi += 1  # see `left`
+        if steady.plan is PLAIN_STEP:
+            steady.rows_lo += 1
         if self._trace is not None:
             figures: dict[str, object] = {"committed": committed, "cached": cached}
             self._event_line(Event.PREFILLED, self.mode, {"rid": rid, **figures})
         else:
             self._note((JOINED, rid, committed))
-
-    def _one_row(self, change: int) -> None:
-        """A row more or less leaves a steady state steady; in PLAIN its batches have that row."""
-        steady = self.steady
-        steady.rows_hi += change
-        if steady.plan is PLAIN_STEP:
-            steady.rows_lo += change
 
     def chunked(self, rid: str, length: int, cached: int = 0) -> None:
         """PREFILLED_CHUNK: a chunk of `rid` up to `length` positions was launched, not the last.
@@ -77,17 +76,21 @@ class Reports(Figures):
         row that never joined gives 0.  committed: positions of the row as the engine counts them,
         for the trace alone.  Raises ConfigError for any other event.
         """
-        if event not in LEAVING:
+        if event is not _FINISHED and event not in LEAVING:  # `in` calls the enum's hash
             msg = f"event is {event.name}: accepted are FINISHED, RETRACTED, ABORTED"
             raise ConfigError(msg)
-        ledger = self.ledger
+        ledger, steady = self._ledger, self.steady
+        if steady.issued or steady.processed:
+            self._count(steady)
         rows = ledger.rows
         gap = ledger.leave(rid)
         if ledger.rows < rows:
             self._departed += 1
-            self._one_row(-1)
-            if self.steady.absent:
-                self.steady.absent -= 1
+            steady.rows_hi -= 1  # a steady state stays steady; in PLAIN each batch is of all rows
+            if steady.plan is PLAIN_STEP:
+                steady.rows_lo -= 1
+            if steady.absent:
+                steady.absent -= 1
         if self._trace is not None:
             figures: dict[str, object] = {"gap": gap, "committed": committed}
             self._event_line(event, self.mode, {"rid": rid, **figures})

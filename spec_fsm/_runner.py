@@ -58,9 +58,10 @@ class TableRunner:
         self._laws = fixed_laws(shape)
         self.laws = NO_LAWS if trace is not None else self._laws[self.mode]
         """By phase, the law of a launch in this mode: class of `spec_info`, hidden capture, tokens
-        a row, slots a row, other slots a row.  Who holds a launch of b > 0 rows against it by
-        himself adds one to `checks.launches`, and calls `check_launch` where it differs or there
-        is None: while tracing, in modes without such launches, where rows are ragged."""
+        a row, slots a row, other slots a row (PREFILL, whose rows are ragged: a token).  Who holds
+        a launch of b > 0 rows against it by himself adds one to `checks.launches`, and calls
+        `check_launch` where it differs or there is None: while tracing, in modes without such
+        launches, and for MIXED, FLUSH and SEED_EXTEND."""
         self.checks = Checks()
         self.transitions: Counter[tuple[str, str, str]] = Counter()
         """How often each edge that changes the mode was followed: (source, event, target)."""

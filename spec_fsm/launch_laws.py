@@ -1,8 +1,9 @@
 """Holds one launch against the mode x phase matrix and the shape laws.
 
-Two readings of the same laws: `fixed_laws` turns those that are multiples of b into a dense table
-for the path that runs several times a step, `violation` says in words what is wrong, and is the
-only reading for the ragged phases.  A test holds one against the other.
+Two readings of the same laws: `fixed_laws` turns those that are multiples of one number (the rows
+of a decode launch, the tokens of a prefill) into a dense table for the path that runs several times
+a step, `violation` says in words what is wrong, and is the only reading for the other ragged
+phases.  A test holds one against the other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from spec_fsm.errors import ShapeViolation
 from spec_fsm.modes import Hidden, Mode, Phase, SpecInfo
 
 FIXED_WIDTH = (Phase.DRAFT, Phase.VERIFY, Phase.DRAFT_EXTEND, Phase.PLAIN_DECODE)
+DENSE = (*FIXED_WIDTH, Phase.PREFILL)
 
 
 class Launch(NamedTuple):
@@ -34,18 +36,20 @@ class Launch(NamedTuple):
 
 
 FixedLaw: TypeAlias = tuple[SpecInfo, Hidden, int, int, int]
-"""spec_info, hidden, and a row's tokens, slots and other accepted slots."""
+"""spec_info, hidden, and a row's tokens, slots and other accepted slots; of a PREFILL, whose rows
+are ragged, not a row's but a token's."""
 
 
 def fixed_laws(shape: laws.Shape) -> tuple[tuple[FixedLaw | None, ...], ...]:
-    """[mode][phase] -> the law a row, or None where `violation` has to look."""
+    """[mode][phase] -> the law a row (PREFILL: a token), or None where `violation` has to look."""
 
     def law(mode: Mode, phase: Phase) -> FixedLaw | None:
-        if phase not in FIXED_WIDTH or phase not in ALLOWED[mode]:
+        if phase not in DENSE or phase not in ALLOWED[mode]:
             return None
-        slots = laws.slots(phase, 1, shape)
+        width = 1 if phase is Phase.PREFILL else None
+        tokens, slots = laws.tokens(phase, 1, shape, width), laws.slots(phase, 1, shape, width)
         other = laws.window_slots(1, shape) if phase is Phase.DRAFT else slots
-        return laws.spec_info(phase), laws.hidden(phase), laws.tokens(phase, 1, shape), slots, other
+        return laws.spec_info(phase), laws.hidden(phase), tokens, slots, other
 
     return tuple(tuple(law(mode, phase) for phase in Phase) for mode in Mode)
 
@@ -93,4 +97,4 @@ def violation(mode: Mode, launch: Launch, shape: laws.Shape) -> ShapeViolation |
 
 NO_LAWS: tuple[FixedLaw | None, ...] = (None,) * len(Phase)
 
-__all__ = ["FIXED_WIDTH", "NO_LAWS", "FixedLaw", "Launch", "fixed_laws", "violation"]
+__all__ = ["DENSE", "FIXED_WIDTH", "NO_LAWS", "FixedLaw", "Launch", "fixed_laws", "violation"]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # Bound once: looking a member up on its enum class costs as much as the rest of a check.
 _SPEC, _DRAINING, _PLAIN, _RESEEDING = Mode
+_PREFILL = Phase.PREFILL
 _ACT_SPECULATE, _ACT_PLAIN, _ACT_RESEED = Action
 _NEVER = 1 << 62
 _SPELL = 64  # speculative steps after which a steady server is looked at again
@@ -293,12 +294,14 @@ class Lifecycle(Reports):
         checks = self.checks
         checks.launches += 1
         law = self._laws[self.mode][phase]
+        units = width if phase is _PREFILL else b
         if (
             law is None
+            or units is None
             or spec_info is not law[0]
             or hidden is not law[1]
-            or tokens != law[2] * b
-            or (slots != law[3] * b and slots != law[4] * b)
+            or tokens != law[2] * units
+            or (slots != law[3] * units and slots != law[4] * units)
             or b < 1
         ):
             launch = Launch(phase, b, tokens, slots, spec_info, hidden, width)

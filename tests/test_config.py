@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_fsm.errors import ConfigError
+from spec_fsm.errors import ConfigError, shown
 from spec_fsm_sglang.config import ENV_VAR, Config
 
 DOCS = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -78,6 +78,13 @@ def test_bad_files_are_one_line(
         ("strategy", "fast", "auto, bulk, extend, warm, cold"),
         ("lost_rows", "drop", "plain, rerun"),
         ("trace", 3, "file names"),
+        ("trace", "", "file names"),
+        ("flight_dir", "a\0b", "file names"),
+        ("flight_dir", "a" * 5000, "file names"),
+        ("stash_share", 0, "numbers above 0, up to 100"),
+        ("stash_share", True, "numbers above 0, up to 100"),
+        ("stash_share", "a", "numbers above 0, up to 100"),
+        ("dwell", None, "whole numbers, 0 or more"),
         ("checks", "yes", "true, false"),
     ],
 )
@@ -86,7 +93,7 @@ def test_bad_values_name_themselves_and_the_accepted(
 ) -> None:
     """Each bad value is refused by name, with the value and what would be accepted."""
     message = refusal(**{"disable_above": 5, key: value})
-    assert message.startswith(f"{key} is {value!r}: accepted are ")
+    assert message.startswith(f"{key} is {shown(value)}: accepted are ")
     assert accepted in message
 
 

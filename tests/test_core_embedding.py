@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core_support import HIGH, LOW, in_mode, settle
-from spec_fsm import Action, Lifecycle, Mode, decode_step
+from spec_fsm import Action, Lifecycle, ListSink, Mode, decode_step
 from spec_fsm.protocol import SeedError
 
 PAGE = Path(__file__).parents[1] / "docs" / "embedding.md"
@@ -113,6 +113,19 @@ def test_a_failed_rebuild_is_followed_by_a_plain_step() -> None:
     # Two boundaries of back-off, then two slices down from the gap of 6 and the rest.
     waiting, slices = ["plain 0 0"] * 2, ["plain 7 4", "plain 5 2"]
     assert engine.acts == [*waiting, *slices, "rebuild 2", "speculate"]
+
+
+def test_a_traced_engine_tells_which_rows_each_plan_is_for() -> None:
+    """`rids`, where an engine has it, goes into the plan's line, and into the one after a failed
+    rebuild."""
+    sink = ListSink()
+    lifecycle = in_mode(Mode.RESEEDING, trace=sink)
+    engine = Recorder(lifecycle, LOW, broken=True)
+    engine.rids = lambda: ["r0", "r1"]  # type: ignore[attr-defined]
+    decode_step(engine, lifecycle)
+    decode_step(engine, lifecycle)
+    told = [line["rids"] for line in sink.lines if line["kind"] == "plan"]
+    assert told[-3:] == [["r0", "r1"]] * 3
 
 
 def test_without_rows_nothing_is_launched() -> None:

@@ -69,6 +69,7 @@ def test_every_invariant_of_the_plan_is_listed() -> None:
         assert invariant.says.endswith(".")
         assert invariant.checked
         assert all("#" in bug for bug in invariant.bugs)
+    assert INVARIANTS["I1b"].bugs == ("SG#13804", "SG#2730")
     assert set(LAUNCH_IDS) <= set(INVARIANTS)
     assert set(ROW_PREDICATES) <= set(INVARIANTS)
 
@@ -112,5 +113,8 @@ def test_a_value_in_a_message_is_one_short_line() -> None:
     assert one_line("a\n") == repr("a\n")
     assert len(shown("x" * 999)) == LONGEST_SHOWN
     assert one_line("x" * 999) == shown("x" * 999)
+    longest = "x" * (4 * LONGEST_SHOWN)
+    assert one_line(longest) == longest
+    assert one_line(longest + "x") == shown(longest + "x")
     assert shown(16**5000) == one_line(16**5000) == "an int of 20001 bits"
     assert shown([16**5000]) == "a list"

@@ -19,7 +19,7 @@ from spec_fsm import (
     SpecInfo,
     laws,
 )
-from spec_fsm.launch_laws import FIXED_WIDTH, Launch, fixed_laws, violation
+from spec_fsm.launch_laws import DENSE, FIXED_WIDTH, Launch, fixed_laws, violation
 
 P = Phase
 PAGED_TREE = Shape(topk=4, num_steps=2, num_draft_tokens=16, page_size=16)
@@ -231,18 +231,31 @@ def test_one_wrong_fact_is_named(mode: Mode, phase: Phase, invariant: str) -> No
 
 def test_the_dense_laws_are_the_laws() -> None:
     """The table of the fast path accepts a launch exactly if the reading in words does."""
-    for shape, mode, phase, b in itertools.product((TREE, CHAIN), Mode, FIXED_WIDTH, (1, 7)):
+    for shape, mode, phase, b in itertools.product((TREE, CHAIN), Mode, DENSE, (1, 7)):
         law = fixed_laws(shape)[mode][phase]
         launch = lawful(mode, phase, b, shape)
         tries = [launch, *off_by_one(launch).values()]
         tries.append(launch._replace(slots=laws.window_slots(b, shape)))
         for one in tries:
+            units = b if one.width is None else one.width  # a prefill is b rows of 3 tokens here
             dense = law is not None and (
                 (one.spec_info, one.hidden) == law[:2]
-                and one.tokens == law[2] * b
-                and one.slots in (law[3] * b, law[4] * b)
+                and one.tokens == law[2] * units
+                and one.slots in (law[3] * units, law[4] * units)
             )
             assert dense is (violation(mode, one, shape) is None)
+
+
+def test_a_prefill_is_held_against_its_tokens_not_its_rows() -> None:
+    """As many tokens and slots as rows are no prefill of three tokens a row; one needs a width."""
+    lifecycle = in_mode(Mode.SPEC)
+    lifecycle.check_launch(P.PREFILL, 2, 6, 6, SpecInfo.NONE, Hidden.FULL, 6)
+    with pytest.raises(ShapeViolation, match="wrong number of tokens"):
+        lifecycle.check_launch(P.PREFILL, 2, 2, 2, SpecInfo.NONE, Hidden.FULL, 6)
+    with pytest.raises(ConfigError, match="PREFILL needs a width"):
+        lifecycle.check_launch(P.PREFILL, 2, 2, 2, SpecInfo.NONE, Hidden.FULL)
+    with pytest.raises(ShapeViolation, match="a launch needs rows"):
+        lifecycle.check_launch(P.PREFILL, 0, 6, 6, SpecInfo.NONE, Hidden.FULL, 6)
 
 
 def test_a_chain_may_gather_the_verify_window() -> None:

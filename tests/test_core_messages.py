@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core_support import CHAIN, TREE, in_mode, make
+from core_support import CHAIN, TREE, in_mode, launch, make
 from spec_fsm import (
     Action,
     ConfigError,
@@ -29,6 +29,7 @@ from spec_fsm import (
     decode_step,
     laws,
 )
+from spec_fsm.policy import MOST
 from spec_fsm.protocol import SeedError
 from spec_fsm.trace import _check_line
 
@@ -73,6 +74,24 @@ def said(act: Callable[[], object]) -> str:
             lambda lc: lc.launched(Action.SPECULATE, 2, Plan(Action.PLAIN, Mode.PLAIN)),
             "the launch is not the one that was planned (mode PLAIN, observed SPECULATE, expected"
             " the plan's PLAIN)",
+        ),
+        (
+            Mode.RESEEDING,
+            lambda lc: lc.launched(Action.RESEED, 2, Plan(Action.RESEED, Mode.RESEEDING)),
+            "reseeded() was not called between a RESEED plan and its launch (mode RESEEDING,"
+            " observed RESEED, expected the plan's RESEED)",
+        ),
+        (
+            Mode.PLAIN,
+            lambda lc: lc.launched(Action.SPECULATE, 2, Plan(Action.SPECULATE, Mode.SPEC)),
+            "the plan was made in SPEC, and the mode has changed since: plan again (mode PLAIN,"
+            " observed SPECULATE, expected the plan's SPECULATE)",
+        ),
+        (
+            Mode.SPEC,
+            lambda lc: (launch(lc), lc.launched(Action.RESEED, 2, Plan(Action.RESEED, Mode.SPEC))),
+            "a RESEED plan was reported as launched twice, or after another launch (mode SPEC,"
+            " observed 1, expected 0)",
         ),
         (
             Mode.PLAIN,
@@ -243,6 +262,14 @@ def test_what_a_refused_launch_says(
         (
             lambda: PolicyConfig(disable_above=4, enable_at=5),
             "enable_at is 5: accepted are whole numbers, 1 to 4",
+        ),
+        (
+            lambda: PolicyConfig(disable_above=4, enable_at=0),
+            "enable_at is 0: accepted are whole numbers, 1 to 4",
+        ),
+        (
+            lambda: PolicyConfig(disable_above=MOST + 1),
+            f"disable_above is {MOST + 1}: accepted are whole numbers, 1 to {MOST}",
         ),
         (
             lambda: PolicyConfig(disable_above=4, dwell=-1),

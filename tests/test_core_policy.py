@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core_support import HIGH, LOW, in_mode, join, launch, make, settle, step
 from spec_fsm import ConfigError, Event, Mode, Pin, Policy, PolicyConfig, StashConfig
-from spec_fsm.policy import BACKOFF_CAP, default_enable_at
+from spec_fsm.policy import BACKOFF_CAP, EVERYWHERE, NOWHERE, default_enable_at
 
 ROSE, FELL = Event.LOAD_ROSE, Event.LOAD_FELL
 
@@ -191,6 +191,36 @@ def test_calm_is_exactly_where_the_policy_has_nothing_to_say(
             assert not counted
         elif mode in (Mode.SPEC, Mode.PLAIN):
             assert event is not None or counted
+
+
+def test_a_policy_of_ones_own_is_asked_at_every_boundary_unless_it_says_when_it_is_calm() -> None:
+    """An `event` of one's own with the inherited `calm` would be asked too rarely."""
+
+    class Asks(Policy):
+        """Says nothing, ever."""
+
+        def event(self, mode: Mode, load: int) -> Event | None:
+            """Nothing."""
+            return None
+
+    class Knows(Asks):
+        """Says when it has nothing to say."""
+
+        def calm(self, mode: Mode) -> tuple[int, int]:
+            """Always."""
+            return EVERYWHERE
+
+    class AsksAgain(Knows):
+        """Overrides the question alone."""
+
+        def event(self, mode: Mode, load: int) -> Event | None:
+            """Nothing."""
+            return None
+
+    config = PolicyConfig(disable_above=5)
+    assert Asks(config).calm(Mode.SPEC) == NOWHERE
+    assert Knows(config).calm(Mode.SPEC) == EVERYWHERE
+    assert AsksAgain(config).calm(Mode.SPEC) == NOWHERE
 
 
 def test_a_pin_is_seen_at_the_next_boundary_of_a_calm_server() -> None:

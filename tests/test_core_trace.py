@@ -76,6 +76,47 @@ def test_without_a_trace_there_is_nothing_to_close() -> None:
     assert launch(lifecycle) is Action.SPECULATE
 
 
+def test_closing_ends_the_trace_and_closes_a_sink_that_can_be() -> None:
+    """The last line is written before the sink is closed; a sink without `close` has no need."""
+
+    class Closing(ListSink):
+        """A sink that says after which line it was closed."""
+
+        closed_after = ""
+
+        def close(self) -> None:
+            """Note the last line's kind."""
+            self.closed_after = self.lines[-1]["kind"]
+
+    sink = Closing()
+    make(trace=sink).close()
+    assert sink.closed_after == "end"
+
+
+def test_a_prompt_without_chunks_says_so() -> None:
+    """`chunks` counts the chunks before the last one, of that row alone."""
+    sink = ListSink()
+    lifecycle = make(trace=sink)
+    lifecycle.chunked("r0", 3)
+    lifecycle.chunked("r0", 5)
+    join(lifecycle, 2)
+    told = [line["chunks"] for line in sink.lines if line.get("event") == "PREFILLED"]
+    assert told == [2, 0]
+
+
+def test_a_failed_reseed_tells_the_forwards_of_its_own_plan() -> None:
+    """Those that passed their check between the RESEED plan and the failure."""
+    sink = ListSink()
+    lifecycle = in_mode(Mode.RESEEDING, trace=sink)
+    while lifecycle.plan_decode(2).action is Action.PLAIN:
+        launch(lifecycle)
+        settle(lifecycle)
+    lifecycle.check_launch(Phase.SEED_EXTEND, 2, 8, 8, SpecInfo.DRAFT_EXTEND, Hidden.FULL, 4)
+    lifecycle.reseed_failed("by hand")
+    assert sink.lines[-1]["event"] == "RESEED_FAILED"
+    assert sink.lines[-1]["forwards"] == 1
+
+
 def test_a_scripted_history_line_by_line() -> None:
     """The lines of a fixed history, fields and all, are exactly these."""
     sink = ListSink()

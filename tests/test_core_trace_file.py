@@ -158,9 +158,10 @@ def test_a_second_server_is_refused_and_the_first_goes_on(tmp_path: Path) -> Non
 
 
 def test_a_file_system_without_locks_is_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where files cannot be locked there is a trace, unlocked."""
+    """Where files cannot be locked there is a trace, unlocked, and the log says so."""
+    caplog.set_level(logging.INFO)
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks")
@@ -170,6 +171,15 @@ def test_a_file_system_without_locks_is_written_all_the_same(
     write(sink, 2)
     sink.close()
     assert len(list(read_trace(tmp_path / "trace.ndjson"))) == 2
+    assert "spec-fsm: the trace is not locked: no locks" in caplog.text
+
+
+def test_the_writing_thread_has_a_name(tmp_path: Path) -> None:
+    """A dump of a server's threads says whose it is, from the first line until the close."""
+    sink = FileSink(tmp_path / "trace.ndjson")
+    write(sink, 1)
+    assert "spec-fsm-trace" in {thread.name for thread in threading.enumerate()}
+    sink.close()
 
 
 def test_a_full_disk_ends_the_trace_and_nothing_else(

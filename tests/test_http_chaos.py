@@ -97,7 +97,7 @@ class Requests:
 
     async def gives_up(self, after: float) -> None:
         """A client that closes its connection before the answer."""
-        with suppress(httpx.ReadTimeout):
+        with suppress(httpx.TimeoutException):
             await self.http.post("/generate", json=self.body(), timeout=after)
         self.left += 1
 

@@ -99,16 +99,17 @@ class LaunchGuard:
         spec_info = spec_info_of(forward_batch.spec_info)
         hidden = _HIDDEN[forward_batch.capture_hidden_mode]
         law = lifecycle.laws[phase]
+        # A prefill is ragged: its law is a token's, and its width the sum of its rows.
+        units = tokens if phase is Phase.PREFILL else b
         if (
             law is not None
             and spec_info is law[0]
             and hidden is law[1]
-            and tokens == law[2] * b
-            and (slots == law[3] * b or slots == law[4] * b)
+            and tokens == law[2] * units
+            and (slots == law[3] * units or slots == law[4] * units)
         ):
             lifecycle.checks.launches += 1
             return
-        # A prefill is ragged: its width is the sum of its rows.
         width = {Phase.SEED_EXTEND: self._num_draft_tokens, Phase.PREFILL: tokens}.get(phase)
         lifecycle.check_launch(phase, b, tokens, slots, spec_info, hidden, width)
 

@@ -2,8 +2,9 @@
 
 The laws are `spec_fsm.laws`' own, over z3 integers.  What is asked of each:
 
-DENSE      A launch of b rows is b times a launch of one, in tokens and in slots: the table the hot
-           path multiplies (`launch_laws.fixed_laws`) says what the laws say, for every b.
+DENSE      A launch of b rows is b times a launch of one, in tokens and in slots, and a prefill of
+           w tokens w times one of one token, whatever its rows: the table the hot path multiplies
+           (`launch_laws.fixed_laws`) says what the laws say, for every b and w.
 RESERVE    No decode launch takes more slots of a row than `alloc_len`, and `reserve` holds two of
            them.  The induction of I5 in `prove_claims` ("settings") leans on nothing else.
 CRASH      A plain launch is never as wide as a verify or a draft extend of the same rows: what
@@ -72,6 +73,7 @@ def shape_laws() -> Iterator[Law]:
         seen = laws.attention_len(phase, committed, SHAPE)
         owned = committed + laws.alloc_len(SHAPE, Z3)
         yield Law("ATTENTION", phase.name, seen <= owned)
+    yield from _dense_prefill()
     window = laws.window_slots(1, SHAPE, Z3)
     dense = laws.window_slots(ROWS, SHAPE, Z3) == ROWS * window
     yield Law("DENSE", "DRAFT, the verify window", dense)
@@ -91,6 +93,13 @@ def _dense(phase: Phase) -> Iterator[Law]:
     for law in (laws.tokens, laws.slots):
         equal = law(phase, ROWS, SHAPE) == ROWS * law(phase, 1, SHAPE)
         yield Law("DENSE", f"{law.__name__} of {phase.name}", equal)
+
+
+def _dense_prefill() -> Iterator[Law]:
+    width = z3.Int("width")
+    for law in (laws.tokens, laws.slots):
+        equal = law(Phase.PREFILL, ROWS, SHAPE, width) == width * law(Phase.PREFILL, 1, SHAPE, 1)
+        yield Law("DENSE", f"{law.__name__} of PREFILL", equal)
 
 
 def _reserve(phase: Phase) -> Law:

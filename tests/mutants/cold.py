@@ -27,7 +27,7 @@ def imported() -> None:
 def play_cold(setup: Setup, history: History) -> None:
     """Starts the engine with a trace, plays, ends it, and has the trace checked."""
     if history.tests:
-        run_tests(history.tests)
+        run_tests(history)
         return
     from fuzz.process import finish, start
 
@@ -71,14 +71,15 @@ def check_settings(world: Any) -> None:
             raise AssertionError(f"settings: {part} is {start[part]}, configured {values}")
 
 
-def run_tests(tests: tuple[str, ...]) -> None:
+def run_tests(history: History) -> None:
     """Runs them by pytest, here; raises the first that fails."""
     import pytest
 
     import live
 
-    # A process of its own would not have the mutant.
-    live.run = lambda *_args, **_config: pytest.skip("needs a process")  # type: ignore[assignment]
+    if not history.processes:
+        # A process of its own would not have the mutant.
+        live.run = lambda *_args, **_config: pytest.skip("a process")  # type: ignore[assignment]
     folder = Path(__file__).resolve().parent.parent
     failed: list[str] = []
 
@@ -89,6 +90,7 @@ def run_tests(tests: tuple[str, ...]) -> None:
 
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov", "-o",
                "addopts="]
-    code = pytest.main([*options, *(str(folder / test) for test in tests)], plugins=[Watch()])
+    tests = [str(folder / test) for test in history.tests]
+    code = pytest.main([*options, *tests], plugins=[Watch()])
     if code:
         raise AssertionError(f"{failed[0] if failed else f'pytest ended with {code}'}")

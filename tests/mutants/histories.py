@@ -28,7 +28,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class History:
-    """What is played over a setup. tests: run by pytest in its place.
+    """What is played over a setup. tests: run by pytest in its place; processes: the processes
+    that those start are forks of the one that has the mutant, or the tests that need one are left
+    out.
 
     only: modules of which this judges mutants, all if there are none.  start: a cold one's
     configuration, where it is not the setup's.  slip: of `recovery_run.py`, played in place of
@@ -39,6 +41,7 @@ class History:
     configuration: str
     events: list[Event] = field(default_factory=list)
     tests: tuple[str, ...] = ()
+    processes: bool = False
     only: tuple[str, ...] = ()
     start: Configuration | None = None
     slip: str = ""
@@ -130,7 +133,54 @@ ENDS: list[Event] = [
     ["step", 2], ["pin", 2], ["step", 4], ["pin", 0], ["idle", 0],
 ]
 
-RECOVERY = ("flight_record", "recoverable", "recovery")
+RECOVERY = ("controller", "flight_record", "hooks", "recoverable", "recovery")
+
+TESTS: dict[str, dict[str, Any]] = {
+    "tests of small parts": {
+        "tests": (
+            "test_load.py", "test_rows.py", "test_recoverable.py", "test_start_ends.py",
+            "test_start_decisions.py", "test_in_force.py", "test_mode_log.py",
+            "test_recovery_parts.py", "test_controller_parts.py",
+        ),
+        "only": (
+            "compat", "controller", "flight_record", "guard", "in_force", "load", "mode_log",
+            "recoverable", "recovery", "rows", "start", "trace_file",
+        ),
+    },
+    "tests of launches": {
+        "tests": (
+            "test_rebuild_parts.py", "test_plain_parts.py", "test_kernels.py",
+            "test_hooks_parts.py", "test_worker_parts.py",
+        ),
+        "only": (
+            "decode_log", "hooks", "kernels", "plain", "rebuild", "sampling", "weight_updates",
+            "worker",
+        ),
+    },
+    "tests of settings": {
+        "tests": (
+            "test_config.py", "test_stash.py", "test_host_lengths.py", "test_operator_pin.py",
+            "test_graphs.py", "test_graph_state.py", "test_cli.py::test_cap_problem",
+        ),
+        "only": (
+            "config", "failures", "graph_state", "guard", "host_lengths", "operator_pin",
+            "running_cap", "stash", "stash_size",
+        ),
+    },
+    "tests of what SGLang has": {
+        "tests": ("test_compat.py",),
+        "only": ("compat", "failures", "in_force", "plugin", "touched"),
+    },
+    "tests of clients": {
+        "tests": ("test_client_input.py",), "processes": True,
+        "only": ("controller", "decode_log", "hooks", "load", "mode_log", "rows", "sampling"),
+    },
+    "tests of weights": {
+        "tests": ("test_weight_updates.py", "test_live_absences.py"), "processes": True,
+        "only": ("controller", "hooks", "weight_updates"),
+    },
+}
+"""Tests of the suite that are played as histories: name -> fields of `History`."""
 
 CONFIGURATIONS = {
     setup.name: setup
@@ -174,25 +224,13 @@ HISTORIES = {
             "from the start, serial", "chain-overlap-start", [*SWITCH[:5], *PINS],
             start=Configuration(
                 {**TREE, **POOL, "overlap": False},
-                {**FSM, "pin": "auto", "dwell": 3, "strategy": "extend"},
+                {**FSM, "enable_at": 2, "pin": "auto", "dwell": 3, "strategy": "extend"},
             ),
         ),
         *(
             History(f"a violation: {slip}", "tree-overlap", slip=slip, only=RECOVERY)
             for slip in ("guard_verify:once", "settled:once", "boundary:ever")
         ),
-        History(
-            "the start's own tests", "chain-overlap-start",
-            tests=(
-                "test_config.py", "test_compat.py", "test_stash.py", "test_host_lengths.py",
-                "test_operator_pin.py", "test_graphs.py", "test_graph_state.py",
-                "test_cli.py::test_cap_problem",
-            ),
-            only=(
-                "compat", "config", "failures", "graph_state", "guard", "host_lengths",
-                "in_force", "operator_pin", "plugin", "running_cap", "start", "stash",
-                "stash_size",
-            ),
-        ),
+        *(History(name, "chain-overlap-start", **given) for name, given in TESTS.items()),
     )
 }

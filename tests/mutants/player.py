@@ -64,6 +64,10 @@ def one(job: dict[str, Any], play: Play) -> dict[str, Any]:
     measure = start_measuring() if job["measure"] else None
     began, caught, text = time.monotonic(), "", ""
     try:
+        if history.processes:
+            from mutants import forks
+
+            forks.in_place_of_processes(measure)
         play(history, mutant)
     except BaseException as error:
         caught, text = caught_by(error), f"{type(error).__name__}: {error}"
@@ -131,14 +135,10 @@ def start_measuring() -> Any:
 
 
 def measured(measure: Any) -> dict[str, Any]:
-    """Lines and arcs that were run, by module."""
-    measure.stop()
-    data = measure.get_data()
-    lines, arcs = {}, {}
-    for file in data.measured_files():
-        lines[Path(file).stem] = sorted(data.lines(file))
-        arcs[Path(file).stem] = sorted(data.arcs(file))
-    return {"lines": lines, "arcs": arcs}
+    """Lines and arcs that were run, by module, also in forks of this process."""
+    from mutants import forks
+
+    return forks.with_forks(forks.of_coverage(measure))
 
 
 if __name__ == "__main__":

@@ -185,6 +185,33 @@ def several_tokenizers_and_detokenizers(folder: Path) -> None:
         expect("Traceback" not in server.text, server.text)
 
 
+def told(command: str, *words: str, server: Server) -> str:
+    """What `spec-fsm` prints for a command about `server`, which has to succeed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "spec_fsm_sglang.cli", command, *words,
+         "--url", server.url, "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    expect(done.returncode == 0, done.stdout + done.stderr)
+    return done.stdout
+
+
+@trial
+def two_replicas(folder: Path) -> None:
+    """Data parallel: the status shows both schedulers, and a pin is taken by both."""
+    with started(folder, [*SERVE, *flags(folder), "--dp-size", "2"], environment()) as server:
+        on(server)
+        for pin, mode in (("plain", "PLAIN"), ("spec", "SPEC")):
+            told("pin", pin, server=server)
+            for _ in range(4):
+                expect(server.generate()["completion_tokens"] == 24, "an answer is cut")
+            replicas = json.loads(told("status", server=server))["replicas"]
+            expect([r["replica"] for r in replicas] == [0, 1], replicas)
+            expect([r["pin"] for r in replicas] == [mode, mode], replicas)
+            expect([r["mode"] for r in replicas] == [mode, mode], replicas)
+            expect(not any(r["violations"] for r in replicas), replicas)
+
+
 def by_environment(folder: Path) -> tuple[list[str], dict[str, str]]:
     """SGLang's own command on the CPU operators."""
     cpu_server.prepare()
