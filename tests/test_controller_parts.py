@@ -56,7 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(module, "get_schedule", lambda: schedule)
         worker = SimpleNamespace(
             topk=TOPK, speculative_num_steps=STEPS, speculative_num_draft_tokens=TOKENS,
-            page_size=PAGE, stash=Joined(),
+            page_size=PAGE, stash=Joined(), device="cpu",
         )
         config = Config.of({"disable_above": 6, **settings})
         sizes = StashConfig(width=WIDTH, flush_every=5)
@@ -77,6 +77,12 @@ def decode_batch(rows: int) -> Any:
 def relay(rows: int) -> EagleDraftInput:
     """What a decode batch carries from the step before."""
     return EagleDraftInput(bonus_tokens=torch.zeros(rows, dtype=torch.int64))
+
+
+class Running:
+    """A request of the running batch."""
+
+    to_finish = None
 
 
 class Req:
@@ -172,7 +178,7 @@ def test_the_load_of_a_batch_decides(made: Any) -> None:
     prefill = SimpleNamespace(
         reqs=[], forward_mode=ForwardMode.EXTEND, chunked_req=None
     )
-    running = SimpleNamespace(reqs=[SimpleNamespace(to_finish=None) for _ in range(7)])
+    running = SimpleNamespace(reqs=[Running() for _ in range(7)])
     scheduler = SimpleNamespace(_reqs_finishing_inflight=lambda _running: [])
     plan = SimpleNamespace(batch_to_run=prefill, running_batch=running)
     found.lifecycle.held = ""
@@ -180,7 +186,7 @@ def test_the_load_of_a_batch_decides(made: Any) -> None:
     assert (found._load.rows, found.lifecycle.mode, found.settle_first) == (7, Mode.DRAINING, True)
     assert held == []
     found.lifecycle.held, found.lifecycle.boundary = "GUARD", lambda load: load == 8
-    running.reqs.append(SimpleNamespace(to_finish=None))
+    running.reqs.append(Running())
     found.boundary(scheduler, plan)
     assert held == [("GUARD", Mode.DRAINING, 0)]
     assert found.settle_first
@@ -309,6 +315,7 @@ def test_a_result_of_the_usual_kind_is_only_counted(made: Any) -> None:
     found, told = made(), []
     found.lifecycle.settled = lambda *what, **more: told.append((what, more))
     batch, steady = decode_batch(2), found.lifecycle.steady
+    steady.action = Action.SPECULATE
     for req in batch.reqs:
         req.is_retracted, req.grammar = False, None
     found.settled(batch, SimpleNamespace())
@@ -344,8 +351,9 @@ def left_behind(found: Controller, gap: int) -> list[Any]:
         told.append((row, event.name, committed))
         return gap
 
-    found.lifecycle.left = left  # type: ignore[method-assign]
-    found.lifecycle.ledger.settled_gap = lambda row: gap  # type: ignore[method-assign]
+    found.lifecycle = SimpleNamespace(  # type: ignore[assignment]
+        left=left, ledger=SimpleNamespace(settled_gap=lambda row: gap)
+    )
     return told
 
 
@@ -461,7 +469,7 @@ def test_status_counts_edges_by_their_ends(made: Any) -> None:
     bytes."""
     found = made(dp_rank=None)
     found.lifecycle.transitions = {
-        ("DRAINING", "DRAINED", "PLAIN"): 3, ("DRAINING", "LOAD_HIGH", "PLAIN"): 2,
+        ("DRAINING", "DRAINED", "PLAIN"): 3, ("DRAINING", "LOAD_ROSE", "PLAIN"): 2,
         ("RESEEDING", "RESEEDED", "SPEC"): 4,
     }  # fmt: skip
     told = found.status()
@@ -514,9 +522,10 @@ def test_an_error_of_a_rebuild_is_told_by_its_class(made: Any) -> None:
 
 
 def guard() -> Any:
-    """A guard of a chain, whose slow path is watched."""
+    """A guard of a chain in PLAIN, whose slow path is watched."""
     shape = Shape(topk=TOPK, num_steps=STEPS, num_draft_tokens=TOKENS)
     lifecycle = Lifecycle(shape, Policy(PolicyConfig(disable_above=5)), StashConfig())
+    lifecycle.laws = lifecycle._laws[Mode.PLAIN]
     found: Any = LaunchGuard(lifecycle, STEPS, TOKENS)
     found.slow = []
     lifecycle.check_launch = lambda *what: found.slow.append(what)  # type: ignore[method-assign]

@@ -35,12 +35,12 @@ class Told:
 
     def off(self, gap: int = 0) -> None:
         """Speculation stops."""
-        self.change(SPEC, Event.LOAD_HIGH, DRAINING, gap, "load 5 > 4")
+        self.change(SPEC, Event.LOAD_ROSE, DRAINING, gap, "load 5 > 4")
         self.change(DRAINING, Event.DRAINED, PLAIN, gap + 2)
 
     def on(self) -> None:
         """Speculation comes back."""
-        self.change(PLAIN, Event.LOAD_LOW, RESEEDING, 7)
+        self.change(PLAIN, Event.LOAD_FELL, RESEEDING, 7)
         self.change(RESEEDING, Event.RESEEDED, SPEC, 3)
 
 
@@ -50,12 +50,12 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
     return Told(caplog)
 
 
-OFF = "spec-fsm: SPEC -> DRAINING -> PLAIN: LOAD_HIGH (load 5 > 4), DRAINED; load 5, largest gap"
+OFF = "spec-fsm: SPEC -> DRAINING -> PLAIN: LOAD_ROSE (load 5 > 4), DRAINED; load 5, largest gap"
 
 
 def test_a_switch_is_one_line_when_it_arrives(told: Told) -> None:
     """From, through, to; why; load; the largest gap of all its changes. The first is not late."""
-    told.change(SPEC, Event.LOAD_HIGH, DRAINING, 4, "load 5 > 4")
+    told.change(SPEC, Event.LOAD_ROSE, DRAINING, 4, "load 5 > 4")
     assert (told.lines(), told.log.waiting) == ([], True)
     told.change(DRAINING, Event.DRAINED, PLAIN, 1)
     assert (told.lines(), told.log.waiting) == ([f"{OFF} 4"], False)
@@ -82,20 +82,20 @@ def test_the_next_line_comes_after_a_while_and_tells_what_was_left_out(told: Tol
     assert told.lines() == []
     told.on()
     assert told.lines() == [
-        "spec-fsm: PLAIN -> RESEEDING -> SPEC: LOAD_LOW, RESEEDED; load 6, largest gap 7"
+        "spec-fsm: PLAIN -> RESEEDING -> SPEC: LOAD_FELL, RESEEDED; load 6, largest gap 7"
     ]
 
 
 def test_a_switch_that_takes_long_is_told_on_its_way(told: Told) -> None:
     """By the time a line may wait, and its rest with the next one."""
     told.now = 100
-    told.change(SPEC, Event.LOAD_HIGH, DRAINING)
+    told.change(SPEC, Event.LOAD_ROSE, DRAINING)
     told.now += EVERY_S - 0.01
     told.log.tell()
     assert told.lines() == []
     told.now = 100 + EVERY_S
     told.log.tell()
-    assert told.lines() == ["spec-fsm: SPEC -> DRAINING: LOAD_HIGH; load 5, largest gap 0"]
+    assert told.lines() == ["spec-fsm: SPEC -> DRAINING: LOAD_ROSE; load 5, largest gap 0"]
     told.now += EVERY_S
     told.change(DRAINING, Event.DRAINED, PLAIN)
     assert told.lines() == ["spec-fsm: DRAINING -> PLAIN: DRAINED; load 5, largest gap 0"]

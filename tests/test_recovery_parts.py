@@ -96,6 +96,7 @@ class Req:
         self.rid, self.http_worker_ipc = "r", None
         self.grammar: Any = None
         self.is_retracted = False
+        self.weight_version_events: Any = None
         self.extend_end: int | None = None
         self._done = done
 
@@ -305,7 +306,9 @@ def test_what_is_inserted_while_a_recovery_is_due(monkeypatch: pytest.MonkeyPatc
 class Group:
     """Ranks that meet; `theirs`: launches of the others, None for one that never comes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, world_size: int, theirs: int | None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, world_size: int, theirs: int | None
+    ) -> None:
         self.world_size, self.cpu_group, self.theirs = world_size, object(), theirs
         self.calls: list[Any] = []
         parallel = SimpleNamespace(tp_group=self, tp_rank=1)

@@ -265,7 +265,8 @@ def test_the_share_of_the_stash(made: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("graphs", "slice_tokens", "cold"), [("captured", 100, 128), ("captured", 400, 400), (None, 400, 0)]
+    ("graphs", "slice_tokens", "cold"),
+    [("captured", 100, 128), ("captured", 400, 400), (None, 400, 0)],
 )
 def test_the_largest_write_is_warmed_where_there_are_graphs(
     made: Any, monkeypatch: pytest.MonkeyPatch, graphs: Any, slice_tokens: int, cold: int
@@ -825,7 +826,8 @@ def test_requests_that_differ_are_refused_where_configured(
         counted.admit(req)
     assert (counted.seen, counted.refused) == (2, 2)
     assert alike.to_finish is None
-    assert [req.to_finish.partition(": ")[0] for req in reqs] == ["presence_penalty, min_p", "min_p"]
+    told = [req.to_finish.partition(": ")[0] for req in reqs]
+    assert told == ["presence_penalty, min_p", "min_p"]
     assert reqs[0].to_finish.endswith("whether the server speculates (refuse_differing)")
     assert caplog.records == []
 
