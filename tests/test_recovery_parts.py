@@ -96,7 +96,8 @@ class Req:
         self.rid, self.http_worker_ipc = "r", None
         self.grammar: Any = None
         self.is_retracted = False
-        self.weight_version_events: Any = None
+        self.weight_version_events: list[Any] = []
+        self.output_ids: list[int] = []
         self.extend_end: int | None = None
         self._done = done
 
@@ -219,6 +220,8 @@ def test_a_request_is_failed_after_so_many_retractions(monkeypatch: pytest.Monke
     found, _ = made(monkeypatch)
     monkeypatch.setattr(recovery, "agree", lambda launches: None)
     monkeypatch.setattr(recovery, "release_kv_cache", lambda req, cache, **how: held.append(req))
+    serving = SimpleNamespace(weight_version="default")
+    monkeypatch.setattr("sglang.srt.managers.scheduler.get_serving", lambda: serving)
     found.records = Records()  # type: ignore[assignment]
     held: list[Any] = []
     req, holds, goes_on = Req(LIMIT), Req(LIMIT), Req(LIMIT - 1)

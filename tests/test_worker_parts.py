@@ -168,7 +168,7 @@ def test_before_graphs_are_captured_they_are_limited(
             worker.init_attention_backends()
         return
     worker.init_attention_backends()
-    assert told == [("sglang", ), ("problem", worker), ("limit", 6)]
+    assert told == [("sglang", worker), ("problem", worker), ("limit", 6)]
     assert (worker._config, worker._plain_sizes) == (config, [1, 2])
 
 
@@ -556,14 +556,15 @@ def test_a_flush_that_fails_is_made_again_by_position(
 ) -> None:
     """From the oldest to the newest of the same positions; one that goes well is made once."""
     told, fsm, plan = Told(), controller(Told()), plan_of(Action.PLAIN, 5, 2)
+    batch = batch_of(ForwardMode.DECODE)
     caplog.set_level(logging.ERROR, module.logger.name)
-    flushing(made, told, None)._flush_or_retry(fsm, "batch_", "c", plan)
-    assert told == [("flush", "batch_", "c", 5, 2)]
+    flushing(made, told, None)._flush_or_retry(fsm, batch, "c", plan)
+    assert told == [("flush", batch, "c", 5, 2)]
     assert caplog.records == []
     told.clear()
-    flushing(made, told, torch.OutOfMemoryError())._flush_or_retry(fsm, "batch_", "c", plan)
+    flushing(made, told, torch.OutOfMemoryError())._flush_or_retry(fsm, batch, "c", plan)
     assert told == [
-        ("flush", "batch_", "c", upper, lower) for upper, lower in ((5, 2), (5, 4), (4, 3), (3, 2))
+        ("flush", batch, "c", upper, lower) for upper, lower in ((5, 2), (5, 4), (4, 3), (3, 2))
     ]  # fmt: skip
     assert len(caplog.records) == 1
 
@@ -571,12 +572,13 @@ def test_a_flush_that_fails_is_made_again_by_position(
 def test_a_flush_is_not_made_again_for_what_would_fail_again(made: Any) -> None:
     """A violated law is raised as it is, a mistake in code as one."""
     told, fsm, plan = Told(), controller(Told()), plan_of(Action.PLAIN, 5, 2)
+    batch = batch_of(ForwardMode.DECODE)
     broken = ShapeViolation("no launch", invariant="I2")
     with pytest.raises(ShapeViolation) as raised:
-        flushing(made, told, broken)._flush_or_retry(fsm, "batch_", "c", plan)
+        flushing(made, told, broken)._flush_or_retry(fsm, batch, "c", plan)
     assert raised.value is broken
     with pytest.raises(ProgrammingError, match="a flush met an error in code, TypeError: no"):
-        flushing(made, told, TypeError("no"))._flush_or_retry(fsm, "batch_", "c", plan)
+        flushing(made, told, TypeError("no"))._flush_or_retry(fsm, batch, "c", plan)
     assert len(told) == 2
 
 
